@@ -1,0 +1,22 @@
+#pragma once
+#include "tensor/queue.h"
+#include "tensor/view.h"
+
+namespace llm {
+
+/// gelu is x * Phi(x) with the exact normal distribution (erf); gelu_tanh is GPT-2's approximation
+/// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); silu is x * sigmoid(x).
+enum class Activation : std::uint8_t { gelu, gelu_tanh, silu, relu };
+
+/// y = f(x), element by element. y may be x.
+void activation_forward(Queue& queue, Activation f, View x, MutView y);
+/// dx = f'(x) * dy. dx may be dy.
+void activation_backward(Queue& queue, Activation f, View x, View dy, MutView dx);
+
+/// The gated unit: y = f(gate) * up (SwiGLU with silu, GEGLU with gelu). All (n, F), contiguous.
+void gated_forward(Queue& queue, Activation f, View gate, View up, MutView y);
+/// dgate = dy * up * f'(gate), dup = dy * f(gate). dup may be dy.
+void gated_backward(Queue& queue, Activation f, View gate, View up, View dy, MutView dgate,
+                    MutView dup);
+
+}  // namespace llm

@@ -1,0 +1,50 @@
+#include "tensor/queue.h"
+
+#include <chrono>
+#include <utility>
+
+namespace llm {
+namespace {
+
+std::int64_t now_ns() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+}  // namespace
+
+void Queue::tiles(const char* op, std::int64_t n_tiles, std::function<void(std::int64_t)> run) {
+  CHECK_CONTRACT(device_ == Device::cpu, "tiles run on the CPU");
+  if (n_tiles > 0) ops_.push_back({op, 0, n_tiles, std::move(run)});
+}
+
+void Queue::work(const char* op, std::function<void()> run) {
+  tiles(op, 1, [run = std::move(run)](std::int64_t) { run(); });
+}
+
+void Queue::notify(std::function<void()> done) {
+  ops_.push_back({nullptr, 0, 1, [done = std::move(done)](std::int64_t) { done(); }});
+}
+
+bool Queue::run_tile() {
+  if (ops_.empty()) return false;
+  Op& op = ops_.front();
+  if (op.name == nullptr) {
+    // A notification may put new work in: take it off first.
+    const std::function<void(std::int64_t)> run = std::move(op.run);
+    ops_.pop_front();
+    run(0);
+    return true;
+  }
+  const std::int64_t begin_ns = observer_ ? now_ns() : 0;
+  op.run(op.next_tile);
+  if (observer_) observer_(op.name, begin_ns, now_ns());
+  if (++op.next_tile == op.n_tiles) ops_.pop_front();
+  return true;
+}
+
+void Queue::finish() {
+  while (run_tile()) {
+  }
+}
+
+}  // namespace llm

@@ -1,0 +1,49 @@
+#include "tensor/storage.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "src/base/error.h"
+
+namespace llm {
+namespace {
+constexpr std::int64_t alignment = 64;  // one cache line, one AVX-512 register
+std::int64_t rounded(std::int64_t n_bytes) { return (n_bytes + alignment - 1) / alignment * alignment; }
+}  // namespace
+
+void Storage::Free::operator()(void* bytes) const { std::free(bytes); }
+
+Storage::Storage(std::int64_t n_bytes, Device device) : n_bytes_(n_bytes), device_(device) {
+  CHECK_CONTRACT(n_bytes >= 0, "a storage has a size");
+  CHECK_CONTRACT(device == Device::cpu, "only CPU memory is here");
+  const std::int64_t size = std::max(rounded(n_bytes), alignment);
+  bytes_.reset(std::aligned_alloc(alignment, static_cast<std::size_t>(size)));
+  if (!bytes_) {
+    throw Error(ExitCode::internal, "out of memory: " + std::to_string(size) + " bytes asked for");
+  }
+  std::memset(bytes_.get(), 0, static_cast<std::size_t>(size));
+}
+
+MutView Storage::view(Dtype dtype, Shape shape, std::int64_t byte_begin) const {
+  const auto element = static_cast<std::int64_t>(size_of(dtype));
+  CHECK_CONTRACT(byte_begin % element == 0, "a view is aligned");
+  CHECK_CONTRACT(byte_begin >= 0 && byte_begin + shape.n_elements() * element <= n_bytes_,
+                 "a view lies inside its storage");
+  return MutView(static_cast<char*>(bytes_.get()) + byte_begin, dtype, shape, device_);
+}
+
+std::int64_t Arena::bytes_for(Dtype dtype, const Shape& shape) {
+  return rounded(shape.n_elements() * static_cast<std::int64_t>(size_of(dtype)));
+}
+
+MutView Arena::take(Dtype dtype, Shape shape) {
+  const std::int64_t begin = used_bytes_;
+  const std::int64_t n_bytes = bytes_for(dtype, shape);
+  CHECK_CONTRACT(begin + n_bytes <= storage_.n_bytes(), "an arena is as large as its plan says");
+  used_bytes_ = begin + n_bytes;
+  peak_bytes_ = std::max(peak_bytes_, used_bytes_);
+  return storage_.view(dtype, shape, begin);
+}
+
+}  // namespace llm

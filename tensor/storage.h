@@ -1,0 +1,50 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+
+#include "tensor/view.h"
+
+namespace llm {
+
+/// Owns bytes on a device, aligned to 64; zero-filled. Move-only.
+class Storage {
+ public:
+  Storage() = default;
+  /// Throws Error (exit 70) naming the bytes asked for when there is no memory.
+  explicit Storage(std::int64_t n_bytes, Device device = Device::cpu);
+  std::int64_t n_bytes() const { return n_bytes_; }
+  Device device() const { return device_; }
+  /// Elements from `byte_begin` on, which must be aligned for `dtype` and lie inside.
+  MutView view(Dtype dtype, Shape shape, std::int64_t byte_begin = 0) const;
+
+ private:
+  struct Free {
+    void operator()(void* bytes) const;
+  };
+  std::unique_ptr<void, Free> bytes_;
+  std::int64_t n_bytes_ = 0;
+  Device device_ = Device::cpu;
+};
+
+/// Hands out parts of one Storage front to back; `release_to` gives back everything after a mark.
+/// Parts are aligned to 64 bytes. Memory of one microbatch's activations, and scratch of one layer.
+class Arena {
+ public:
+  Arena() = default;
+  explicit Arena(std::int64_t n_bytes) : storage_(n_bytes) {}
+  /// Throws ContractBroken when the planned size is too small (a bug in the plan).
+  MutView take(Dtype dtype, Shape shape);
+  std::int64_t mark() const { return used_bytes_; }
+  void release_to(std::int64_t mark) { used_bytes_ = mark; }
+  std::int64_t peak_bytes() const { return peak_bytes_; }
+  std::int64_t n_bytes() const { return storage_.n_bytes(); }
+  /// What `take` uses for a tensor: its bytes, rounded up to the alignment.
+  static std::int64_t bytes_for(Dtype dtype, const Shape& shape);
+
+ private:
+  Storage storage_;
+  std::int64_t used_bytes_ = 0;
+  std::int64_t peak_bytes_ = 0;
+};
+
+}  // namespace llm
