@@ -1,0 +1,52 @@
+#pragma once
+#include <cstdint>
+
+#include "tensor/ops/activation.h"
+
+namespace llm {
+
+enum class Norm : std::uint8_t { layer_norm, rms_norm };
+
+/// learned: a table that is trained. rotary: queries and keys are turned in every block.
+/// sinusoidal: the fixed table of Vaswani et al. 2017, neither trained nor saved.
+enum class Positions : std::uint8_t { learned, rotary, sinusoidal };
+
+/// Everything that decides a decoder's parameters and its formulas. The defaults are a small GPT-2.
+///
+/// Blocks are pre-norm: x += attention(norm1(x)); x += mlp(norm2(x)); a final norm, then the head.
+/// mlp(x) = down(f(up(x))), or down(f(gate(x)) * up(x)) where `gated`. Dropout stands after the
+/// embedding, on the attention weights, after the attention output and after the mlp.
+struct ModelConfig {
+  std::int64_t hidden_size = 512;
+  std::int64_t n_layers = 2;
+  std::int64_t n_heads = 8;
+  std::int64_t n_kv_heads = 8;
+  std::int64_t intermediate_size = 2048;
+  std::int64_t vocab_size = 50257;
+  std::int64_t max_seq_len = 512;
+  float dropout = 0.1f;
+  Norm norm = Norm::layer_norm;
+  float norm_epsilon = 1e-5f;
+  Positions positions = Positions::learned;
+  float rope_theta = 10000.0f;
+  Activation activation = Activation::gelu_tanh;
+  bool gated = false;
+  bool qkv_bias = true;  ///< the attention output's bias too
+  bool mlp_bias = true;
+  bool lm_head_bias = false;
+  bool tie_embeddings = true;  ///< the head's matrix is the token embedding
+
+  std::int64_t head_dim() const { return hidden_size / n_heads; }
+  std::int64_t qkv_width() const { return (n_heads + 2 * n_kv_heads) * head_dim(); }
+};
+
+/// Throws ConfigError naming the model field, both numbers and the way out when no decoder can be
+/// built: an extent below 1, heads that do not divide, an odd head_dim under rotary positions.
+void check(const ModelConfig& config);
+
+/// Floating-point operations of forward and backward for one token: 6 for each weight of a matrix
+/// product (the head's included, embedding look-ups not), and 12 * n_layers * hidden_size * seq_len
+/// for attention, counted without the causal mask as is usual for utilization figures.
+double flops_per_token(const ModelConfig& config, std::int64_t seq_len);
+
+}  // namespace llm
