@@ -6,8 +6,8 @@
 namespace llm {
 
 /// Philox 4x32-10 (Salmon, Moraes, Dror, Shaw 2011): a pure function from a 128-bit counter and a
-/// 64-bit key to 128 random bits. Everything random in this program is drawn by it, keyed by what is
-/// drawn and never by who draws it, so that layouts cannot change a draw.
+/// 64-bit key to 128 random bits. Everything random in this program is drawn by it, keyed by what
+/// is drawn and never by who draws it, so that layouts cannot change a draw.
 using PhiloxBlock = std::array<std::uint32_t, 4>;
 
 inline PhiloxBlock philox(PhiloxBlock counter, std::uint64_t key) {
@@ -16,10 +16,9 @@ inline PhiloxBlock philox(PhiloxBlock counter, std::uint64_t key) {
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t p0 = std::uint64_t{0xD2511F53} * counter[0];
     const std::uint64_t p1 = std::uint64_t{0xCD9E8D57} * counter[2];
-    counter = {static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ k0,
-               static_cast<std::uint32_t>(p1),
-               static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ k1,
-               static_cast<std::uint32_t>(p0)};
+    counter = {
+        static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ k0, static_cast<std::uint32_t>(p1),
+        static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ k1, static_cast<std::uint32_t>(p0)};
     k0 += 0x9E3779B9;
     k1 += 0xBB67AE85;
   }
@@ -34,9 +33,9 @@ inline PhiloxBlock philox_at(std::uint64_t key, std::uint64_t index) {
 
 /// Folds `value` into a key: one Philox round trip, so that close values give unrelated streams.
 inline std::uint64_t mix_key(std::uint64_t key, std::uint64_t value) {
-  const PhiloxBlock block = philox({static_cast<std::uint32_t>(value),
-                                    static_cast<std::uint32_t>(value >> 32), 0x6C6C6D, 1},
-                                   key);
+  const PhiloxBlock block = philox(
+      {static_cast<std::uint32_t>(value), static_cast<std::uint32_t>(value >> 32), 0x6C6C6D, 1},
+      key);
   return (std::uint64_t{block[1]} << 32) | block[0];
 }
 
@@ -54,6 +53,8 @@ inline std::uint64_t mix_key(std::uint64_t key, std::string_view name) {
 }
 
 /// A number in [0, 1) with 24 bits, from 32 random bits.
-inline float uniform_from(std::uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1p-24f; }
+inline float uniform_from(std::uint32_t bits) {
+  return static_cast<float>(bits >> 8) * 0x1p-24f;
+}
 
 }  // namespace llm

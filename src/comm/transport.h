@@ -1,0 +1,92 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <utility>
+
+#include "src/comm/header.h"
+#include "src/rt/event.h"
+#include "src/rt/loop.h"
+#include "tensor/view.h"
+
+namespace llm {
+
+/// Payload of a control message at most: under MPI's smallest eager limit together with its header.
+inline constexpr std::size_t max_control_bytes = 4000;
+
+/// A small message of an actor to an actor of another rank, routed by channel (see ControlPlane).
+struct ControlHeader {
+  ControlHeader() = default;
+  ControlHeader(std::int32_t channel_, std::int32_t n_bytes_, std::int64_t key_)
+      : channel(channel_), n_bytes(n_bytes_), key(key_) {}
+  std::uint32_t magic = 0x4C4C4D43;  ///< "LLMC"
+  std::int32_t channel = 0;
+  std::int32_t n_bytes = 0;
+  std::int32_t reserved = 0;
+  std::int64_t key = 0;
+};
+
+/// What went over the wire, for plans and reports.
+struct TransportCounts {
+  std::int64_t messages_sent = 0;
+  std::int64_t bytes_sent = 0;
+  std::int64_t control_sent = 0;
+};
+
+/// Carries messages between ranks. Never blocks; used on its loop's thread only. Messages with one
+/// (sender, receiver, tag) arrive in order. Views stay valid, and events alive, until the event is
+/// set.
+class Transport : public Poller {
+ public:
+  using ControlHandler = std::function<void(int peer, const ControlHeader& header,
+                                            std::span<const std::byte> payload)>;
+
+  explicit Transport(Loop& loop) : loop_(loop) {}
+  virtual int rank() const = 0;
+  virtual int n_ranks() const = 0;
+  /// Tags are in [0, 32768): the least that MPI promises.
+  static constexpr int n_tags = 32768;
+
+  /// Sends `tensor` after its header. `sent` is set when the bytes may be changed again.
+  void send(int peer, int tag, Header header, View tensor, Event& sent);
+  /// Receives into `tensor`, best posted before the sender sends. `received` is set when the bytes
+  /// are there and the header is right; a wrong header or size leaves poll() as CommError.
+  void receive(int peer, int tag, Header expected, MutView tensor, Event& received);
+  /// Sends a control message; the payload is copied.
+  void send_control(int peer, ControlHeader header, std::span<const std::byte> payload);
+  void on_control(ControlHandler handler) { control_ = std::move(handler); }
+  const TransportCounts& counts() const { return counts_; }
+  Loop& loop() { return loop_; }
+
+ protected:
+  virtual void do_send(int peer, int tag, const Header& header, View tensor, Event& sent) = 0;
+  virtual void do_receive(int peer, int tag, const Header& expected, MutView tensor,
+                          Event& received) = 0;
+  virtual void do_send_control(int peer, const ControlHeader& header,
+                               std::span<const std::byte> payload) = 0;
+  /// For implementations: a control message is here.
+  void deliver_control(int peer, const ControlHeader& header, std::span<const std::byte> payload);
+
+ private:
+  std::uint64_t flow_id(int from, int to, int tag, std::int64_t sequence) const;
+
+  Loop& loop_;
+  ControlHandler control_;
+  TransportCounts counts_;
+  std::map<std::pair<int, int>, std::int64_t> sent_on_;  // messages by (peer, tag), for traces
+  std::map<std::pair<int, int>, std::int64_t> received_on_;
+};
+
+/// Ranks that do a collective together; `index` is this rank's place in `ranks`.
+struct Group {
+  Group(Transport& transport_, std::vector<int> ranks_);
+  int size() const { return static_cast<int>(ranks.size()); }
+  int rank_of(int member) const { return ranks[static_cast<std::size_t>(member)]; }
+  Transport& transport;
+  std::vector<int> ranks;
+  int index;
+};
+
+}  // namespace llm

@@ -1,0 +1,218 @@
+#include "src/rt/loop.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <boost/asio/io_context.hpp>
+#include <cstdio>
+
+#include "fmt/format.h"
+#include "src/base/check.h"
+#include "src/base/error.h"
+#include "src/rt/clock.h"
+
+namespace llm {
+namespace {
+
+// A turn runs at most this many coroutines before it polls: a chatty actor cannot starve the wire.
+constexpr int ready_batch = 64;
+constexpr std::int64_t io_interval_ns = 1'000'000;
+// Idle: spin while an answer is likely near, then let other ranks on this core run, then sleep.
+constexpr std::int64_t spin_ns = 20'000;
+constexpr std::int64_t yield_ns = 2'000'000;
+constexpr long sleep_ns = 50'000;
+
+}  // namespace
+
+struct Loop::Asio {
+  boost::asio::io_context io{1};
+};
+
+/// A call from another thread: a node of a stack that the loop takes whole.
+struct Loop::Foreign {
+  std::function<void()> call;
+  Foreign* next = nullptr;
+};
+
+Loop::Loop() : Loop(Options{}) {}
+
+Loop::Loop(Options options) : options_(std::move(options)) {
+  turn_ns_ = last_progress_ns_ = now_ns();
+}
+
+Loop::~Loop() {
+  // Frames go first: their awaiters unlink themselves from this loop's lists.
+  actors_.clear();
+  Foreign* node = foreign_.exchange(nullptr);
+  while (node != nullptr) {
+    const std::unique_ptr<Foreign> owned(node);
+    node = owned->next;
+  }
+}
+
+void Loop::spawn(std::string name, Task<> task) {
+  const int id = static_cast<int>(actors_.size());
+  actors_.push_back(std::make_unique<Actor>(std::move(name), id, std::move(task)));
+  Actor& actor = *actors_.back();
+  if (trace != nullptr) trace->name_actor(actor.id(), actor.name());
+  ++n_unfinished_;
+  ready(actor.task_.handle(), &actor);
+}
+
+void Loop::add_poller(Poller& poller) {
+  pollers_.push_back(&poller);
+}
+
+void Loop::remove_poller(Poller& poller) {
+  std::erase(pollers_, &poller);
+}
+
+void Loop::run() {
+  last_progress_ns_ = turn_ns_ = now_ns();
+  while (n_unfinished_ > 0) {
+    if (turn()) {
+      last_progress_ns_ = turn_ns_;
+    } else {
+      idle();
+    }
+  }
+}
+
+bool Loop::run_until_idle() {
+  while (n_unfinished_ > 0 && turn()) {
+  }
+  return all_done();
+}
+
+bool Loop::turn() {
+  turn_ns_ = now_ns();
+  bool progress = run_ready();
+  for (std::size_t i = 0; i < pollers_.size(); ++i) progress |= pollers_[i]->poll();
+  progress |= run_foreign();
+  if (turn_ns_ - last_io_ns_ >= io_interval_ns) poll_io();
+  return progress || !ready_.empty();
+}
+
+bool Loop::run_ready() {
+  if (ready_.empty()) return false;
+  for (int n = 0; n < ready_batch && !ready_.empty(); ++n) resume(ready_.pop());
+  return true;
+}
+
+void Loop::resume(Ready next) {
+  current_ = next.actor;
+  next.coroutine.resume();
+  current_ = nullptr;
+  Actor* const actor = next.actor;
+  if (actor->done()) {
+    --n_unfinished_;
+    actor->task_.await_resume();  // the exception it ended with leaves here
+  }
+}
+
+void Loop::post(std::function<void()> call) {
+  auto node = std::make_unique<Foreign>();
+  node->call = std::move(call);
+  node->next = foreign_.load(std::memory_order_relaxed);
+  Foreign* const raw = node.release();
+  while (!foreign_.compare_exchange_weak(raw->next, raw, std::memory_order_release,
+                                         std::memory_order_relaxed)) {
+  }
+}
+
+bool Loop::run_foreign() {
+  if (foreign_.load(std::memory_order_relaxed) == nullptr) return false;
+  Foreign* newest_first = foreign_.exchange(nullptr, std::memory_order_acquire);
+  Foreign* oldest_first = nullptr;
+  while (newest_first != nullptr) {
+    Foreign* const next = newest_first->next;
+    newest_first->next = std::exchange(oldest_first, newest_first);
+    newest_first = next;
+  }
+  while (oldest_first != nullptr) {
+    const std::unique_ptr<Foreign> node(oldest_first);
+    oldest_first = node->next;
+    node->call();
+  }
+  return true;
+}
+
+boost::asio::io_context& Loop::io() {
+  if (!asio_) asio_ = std::make_unique<Asio>();
+  return asio_->io;
+}
+
+void Loop::poll_io() {
+  last_io_ns_ = turn_ns_;
+  if (!asio_) return;
+  asio_->io.restart();
+  asio_->io.poll();
+}
+
+void Loop::idle() {
+  const std::int64_t idle_ns = turn_ns_ - last_progress_ns_;
+  if (idle_ns > spin_ns) {
+    // A loop that computes is never here, so the system call costs nothing that matters.
+    const timespec nap{0, idle_ns > yield_ns ? sleep_ns : 0};
+    idle_ns > yield_ns ? nanosleep(&nap, nullptr) : sched_yield();
+  }
+  const double idle_seconds = static_cast<double>(idle_ns) * 1e-9;
+  if (options_.stall_timeout_seconds > 0 && idle_seconds > options_.stall_timeout_seconds) {
+    throw StallError(fmt::format("stalled: nothing moved for {:.0f} s; waits of this rank:\n{}",
+                                 idle_seconds, wait_table()));
+  }
+  if (!stall_warned_ && options_.stall_warning_seconds > 0 &&
+      idle_seconds > options_.stall_warning_seconds) {
+    stall_warned_ = true;
+    const std::string text = fmt::format(
+        "warning: nothing moved for {:.0f} s; waits of this rank:\n{}", idle_seconds, wait_table());
+    options_.warn ? options_.warn(text) : void(std::fputs(text.c_str(), stderr));
+  }
+}
+
+std::string Loop::wait_table() const {
+  std::vector<const Wait*> waits;
+  for (const Wait* wait = waits_; wait != nullptr; wait = wait->next_) waits.push_back(wait);
+  std::sort(waits.begin(), waits.end(),
+            [](const Wait* a, const Wait* b) { return a->since_ns_ < b->since_ns_; });
+  std::string table;
+  for (const Wait* wait : waits) {
+    table += fmt::format("  {:<24} waits for {}({}){} since {:.1f} s\n",
+                         wait->actor_ != nullptr ? wait->actor_->name() : "?", wait->name_.kind,
+                         wait->key_, wait->name_.peer.empty() ? "" : " from " + wait->name_.peer,
+                         static_cast<double>(turn_ns_ - wait->since_ns_) * 1e-9);
+  }
+  return table.empty() ? "  (no actor waits for a message)\n" : table;
+}
+
+Wait::~Wait() {
+  if (suspended_) unlink();
+}
+
+void Wait::suspend(std::coroutine_handle<> coroutine) {
+  CHECK_CONTRACT(!suspended_, "a wait suspends once at a time");
+  coroutine_ = coroutine;
+  actor_ = loop_.current();
+  since_ns_ = loop_.trace != nullptr ? now_ns() : loop_.turn_ns();
+  suspended_ = true;
+  previous_ = nullptr;
+  next_ = std::exchange(loop_.waits_, this);
+  if (next_ != nullptr) next_->previous_ = this;
+}
+
+void Wait::unlink() {
+  (previous_ != nullptr ? previous_->next_ : loop_.waits_) = next_;
+  if (next_ != nullptr) next_->previous_ = previous_;
+  suspended_ = false;
+}
+
+void Wait::wake() {
+  CHECK_CONTRACT(suspended_, "only a suspended coroutine is woken");
+  unlink();
+  if (loop_.trace != nullptr && actor_ != nullptr) {
+    loop_.trace->slice(actor_->id(), "wait", name_.kind, key_, since_ns_, now_ns());
+  }
+  loop_.ready(coroutine_, actor_);
+}
+
+}  // namespace llm

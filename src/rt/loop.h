@@ -1,0 +1,138 @@
+#pragma once
+#include <atomic>
+#include <coroutine>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/rt/ring.h"
+#include "src/rt/task.h"
+#include "src/rt/trace.h"
+#include "src/rt/wait.h"
+
+namespace boost::asio {
+class io_context;
+}
+
+namespace llm {
+
+/// A named root coroutine of a loop.
+class Actor {
+ public:
+  Actor(std::string name, int id, Task<> task)
+      : name_(std::move(name)), id_(id), task_(std::move(task)) {}
+  const std::string& name() const { return name_; }
+  int id() const { return id_; }  ///< its place in spawn order: the thread id in traces
+  bool done() const { return task_.done(); }
+
+ private:
+  friend class Loop;
+  std::string name_;
+  int id_;
+  Task<> task_;
+};
+
+/// Something that makes progress only when asked: a transport, a compute queue.
+class Poller {
+ public:
+  virtual ~Poller() = default;
+  /// Does what can be done now, never blocks. True when anything happened.
+  virtual bool poll() = 0;
+};
+
+/// One rank's event loop: runs its actors on one thread, in the order they became ready, and polls
+/// transports, compute queues, other threads' calls and Asio (signals, timers) in between.
+class Loop {
+ public:
+  struct Options {
+    double stall_warning_seconds = 60;    ///< the wait table is printed once; 0: never
+    double stall_timeout_seconds = 1800;  ///< StallError with the wait table; 0: never
+    /// Where warnings go; stderr if unset.
+    std::function<void(std::string_view)> warn;
+  };
+
+  Loop();
+  explicit Loop(Options options);
+  ~Loop();
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+
+  /// Keeps `task` as an actor and starts it on the next turn. Names appear in traces and reports.
+  void spawn(std::string name, Task<> task);
+  /// Polled once a turn, in the order of adding. The poller must outlive its place here.
+  void add_poller(Poller& poller);
+  void remove_poller(Poller& poller);
+
+  /// Returns when every actor has ended. The first exception of an actor or poller leaves at once.
+  /// Throws StallError when nothing moved for stall_timeout_seconds.
+  void run();
+  /// Runs until nothing can go on without a message from outside. True when every actor has ended.
+  bool run_until_idle();
+  bool all_done() const { return n_unfinished_ == 0; }
+
+  /// Puts a coroutine at the end of the run queue.
+  void ready(std::coroutine_handle<> coroutine, Actor* actor) { ready_.push({coroutine, actor}); }
+  /// Callable from any thread: `call` runs on the loop's thread, on one of the next turns.
+  void post(std::function<void()> call);
+  /// co_await loop.yield(): lets everything else that is ready run first.
+  auto yield();
+  Actor* current() const { return current_; }
+  /// Monotonic time of this turn's begin: good enough for "since when", cheap enough for each wait.
+  std::int64_t turn_ns() const { return turn_ns_; }
+
+  /// One line a wait: actor, kind, key, peer, seconds. Sorted by age, oldest first.
+  std::string wait_table() const;
+  /// Asio, polled about once a millisecond: signals and timers, never the hot path.
+  boost::asio::io_context& io();
+
+  /// Slices and flows go here where it is set (not owned).
+  Trace* trace = nullptr;
+
+ private:
+  friend class Wait;
+  struct Ready {
+    std::coroutine_handle<> coroutine;
+    Actor* actor;
+  };
+  struct Asio;
+  struct Foreign;
+
+  bool turn();
+  bool run_ready();
+  bool run_foreign();
+  void poll_io();
+  void resume(Ready next);
+  void idle();
+
+  Options options_;
+  Ring<Ready> ready_;
+  std::vector<std::unique_ptr<Actor>> actors_;
+  std::vector<Poller*> pollers_;
+  int n_unfinished_ = 0;
+  Actor* current_ = nullptr;
+  Wait* waits_ = nullptr;
+  std::int64_t turn_ns_ = 0;
+  std::int64_t last_progress_ns_ = 0;
+  std::int64_t last_io_ns_ = 0;
+  bool stall_warned_ = false;
+  std::atomic<Foreign*> foreign_{nullptr};
+  std::unique_ptr<Asio> asio_;
+};
+
+inline auto Loop::yield() {
+  struct Yield {
+    explicit Yield(Loop& l) : loop(l) {}
+    bool await_ready() const noexcept { return false; }
+    void await_suspend(std::coroutine_handle<> coroutine) const {
+      loop.ready(coroutine, loop.current());
+    }
+    void await_resume() const noexcept {}
+    Loop& loop;
+  };
+  return Yield(*this);
+}
+
+}  // namespace llm
