@@ -113,7 +113,6 @@ class Decoder {
   void head_logits(const Pass& pass, const Values& values, View x, MutView logits) const;
 
  private:
-  struct Impl;
   ModelConfig config_;
   Storage sinusoids_;  // (max_seq_len, C), only where positions are sinusoidal
 };

@@ -1,0 +1,162 @@
+#include "src/model/decoder.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/model/pass_parts.h"
+#include "tensor/ops/cross_entropy.h"
+#include "tensor/ops/embedding.h"
+
+namespace llm {
+namespace {
+
+/// Vaswani et al. 2017, equation in section 3.5, with the deviation at which embeddings start: a
+/// sine of amplitude a has root mean square a / sqrt(2).
+Storage sinusoid_table(const ModelConfig& config) {
+  constexpr double amplitude = 0.02 * 1.4142135623730951;
+  const std::int64_t c = config.hidden_size;
+  Storage storage(config.max_seq_len * c * 4);
+  auto* table = storage.view(Dtype::f32, {config.max_seq_len, c}).as<float>();
+  for (std::int64_t t = 0; t < config.max_seq_len; ++t) {
+    for (std::int64_t i = 0; i < c; ++i) {
+      const double exponent = static_cast<double>(i / 2 * 2) / static_cast<double>(c);
+      const double angle = static_cast<double>(t) / std::pow(10000.0, exponent);
+      const double wave = i % 2 == 0 ? std::sin(angle) : std::cos(angle);
+      table[t * c + i] = static_cast<float>(amplitude * wave);
+    }
+  }
+  return storage;
+}
+
+/// The final norm in one pass, its statistics in scratch.
+NormPart final_norm(const ModelConfig& config, const Values& values, Arena& scratch,
+                    std::int64_t n) {
+  return {values[Role::final_norm_weight], values[Role::final_norm_bias],
+          take_mean(config, scratch, n), scratch.take(Dtype::f32, {n})};
+}
+
+void sum_losses(Queue& queue, View losses, View labels, LossSum& loss) {
+  queue.work("loss_sum", [losses, labels, &loss] {
+    const auto* each = losses.as<float>();
+    const auto* label = labels.as<std::int32_t>();
+    LossSum total;
+    for (std::int64_t i = 0; i < losses.n_elements(); ++i) {
+      if (label[i] == ignored_label) continue;
+      total.sum += static_cast<double>(each[i]);
+      ++total.n_valid;
+    }
+    loss = total;
+  });
+}
+
+/// Rows [begin, begin + n) of a matrix.
+MutView rows_of(MutView matrix, std::int64_t begin, std::int64_t n) {
+  return part(matrix, begin * matrix.shape()[1], {n, matrix.shape()[1]});
+}
+
+}  // namespace
+
+Decoder::Decoder(const ModelConfig& config) : config_(config) {
+  check(config);
+  if (config.positions == Positions::sinusoidal) sinusoids_ = sinusoid_table(config);
+}
+
+void Decoder::embed(const Pass& pass, const Values& values, View tokens, MutView y) const {
+  CHECK_CONTRACT(config_.positions == Positions::rotary || pass.seq_len <= config_.max_seq_len,
+                 "a sequence fits the position table");
+  View positions = values[Role::position_embedding];
+  if (config_.positions == Positions::sinusoidal) {
+    positions = sinusoids_.view(Dtype::f32, {config_.max_seq_len, config_.hidden_size});
+  }
+  embedding_forward(pass.queue, tokens, values[Role::token_embedding], positions, pass.seq_len, y);
+  const Dropout dropout = dropout_at(config_, pass, embedding_layer, DropoutSite::embedding);
+  if (dropout.p > 0) dropout_forward(pass.queue, dropout, pass.seq_len, y, View(), y);
+}
+
+MutView Decoder::embed_forward(const Pass& pass, const Values& values, View tokens,
+                               Arena& saved) const {
+  const MutView y = saved.take(Dtype::f32, {pass.n_tokens(), config_.hidden_size});
+  embed(pass, values, tokens, y);
+  return y;
+}
+
+void Decoder::embed_backward(const Pass& pass, View tokens, MutView dy, const Gradients& grads,
+                             Write write) const {
+  const Dropout dropout = dropout_at(config_, pass, embedding_layer, DropoutSite::embedding);
+  if (dropout.p > 0) dropout_backward(pass.queue, dropout, pass.seq_len, dy, dy);
+  embedding_backward(pass.queue, tokens, dy, pass.seq_len, write, grads[Role::token_embedding],
+                     grads[Role::position_embedding]);
+}
+
+void Decoder::head_forward_backward(const Pass& pass, const Values& values, View x, View labels,
+                                    float scale, const Gradients& grads, Write write, MutView dx,
+                                    LossSum& loss) const {
+  Queue& queue = pass.queue;
+  const std::int64_t n = pass.n_tokens();
+  const std::int64_t c = config_.hidden_size;
+  const ArenaScope scope(pass.scratch);
+  const NormPart norm = final_norm(config_, values, pass.scratch, n);
+  const MutView normed = pass.scratch.take(Dtype::f32, {n, c});
+  const MutView dnormed = pass.scratch.take(Dtype::f32, {n, c});
+  const MutView losses = pass.scratch.take(Dtype::f32, {n});
+  const std::int64_t chunk = std::min(n, head_chunk_rows(config_));
+  const MutView logits = pass.scratch.take(Dtype::f32, {chunk, config_.vocab_size});
+
+  norm_forward(config_, queue, norm, x, normed);
+  for (std::int64_t row = 0; row < n; row += chunk) {
+    const std::int64_t n_rows = std::min(chunk, n - row);
+    const MutView dlogits = rows_of(logits, 0, n_rows);
+    linear_forward(queue, rows_of(normed, row, n_rows), values[Role::head_weight],
+                   values[Role::head_bias], dlogits);
+    cross_entropy_forward_backward(queue, part(labels, row, {n_rows}), scale, dlogits,
+                                   part(losses, row, {n_rows}));
+    linear_backward_input(queue, dlogits, values[Role::head_weight], Write::set,
+                          rows_of(dnormed, row, n_rows));
+    linear_backward_weight(queue, rows_of(normed, row, n_rows), dlogits,
+                           row == 0 ? write : Write::add, grads[Role::head_weight],
+                           grads[Role::head_bias]);
+  }
+  norm_backward(
+      config_, queue, norm, x, dnormed,
+      {Write::set, dx, write, grads[Role::final_norm_weight], grads[Role::final_norm_bias]});
+  sum_losses(queue, losses, labels, loss);
+}
+
+void Decoder::head_loss(const Pass& pass, const Values& values, View x, View labels,
+                        LossSum& loss) const {
+  Queue& queue = pass.queue;
+  const std::int64_t n = pass.n_tokens();
+  const ArenaScope scope(pass.scratch);
+  const NormPart norm = final_norm(config_, values, pass.scratch, n);
+  const MutView normed = pass.scratch.take(Dtype::f32, {n, config_.hidden_size});
+  const MutView losses = pass.scratch.take(Dtype::f32, {n});
+  const std::int64_t chunk = std::min(n, head_chunk_rows(config_));
+  const MutView logits = pass.scratch.take(Dtype::f32, {chunk, config_.vocab_size});
+
+  norm_forward(config_, queue, norm, x, normed);
+  for (std::int64_t row = 0; row < n; row += chunk) {
+    const std::int64_t n_rows = std::min(chunk, n - row);
+    const MutView some = rows_of(logits, 0, n_rows);
+    linear_forward(queue, rows_of(normed, row, n_rows), values[Role::head_weight],
+                   values[Role::head_bias], some);
+    cross_entropy_forward(queue, some, part(labels, row, {n_rows}), part(losses, row, {n_rows}));
+  }
+  sum_losses(queue, losses, labels, loss);
+}
+
+void Decoder::head_logits(const Pass& pass, const Values& values, View x, MutView logits) const {
+  const std::int64_t n = x.shape()[0];
+  CHECK_CONTRACT(n <= pass.n_tokens(), "logits are asked for rows of this pass");
+  const ArenaScope scope(pass.scratch);
+  const NormPart norm = final_norm(config_, values, pass.scratch, n);
+  const MutView normed = pass.scratch.take(Dtype::f32, {n, config_.hidden_size});
+  norm_forward(config_, pass.queue, norm, x, normed);
+  linear_forward(pass.queue, normed, values[Role::head_weight], values[Role::head_bias], logits);
+}
+
+std::int64_t head_chunk_rows(const ModelConfig& config) {
+  constexpr std::int64_t n_logits = std::int64_t{1} << 25;  // 128 MiB
+  return std::max<std::int64_t>(n_logits / config.vocab_size / 64 * 64, 64);
+}
+
+}  // namespace llm

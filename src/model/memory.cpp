@@ -1,0 +1,88 @@
+#include <algorithm>
+
+#include "src/model/decoder.h"
+
+namespace llm {
+namespace {
+
+/// Bytes that an arena uses for the tensors of one pass.
+struct Sizes {
+  const ModelConfig& config;
+  std::int64_t batch;
+  std::int64_t seq_len;
+
+  std::int64_t n() const { return batch * seq_len; }
+  std::int64_t floats(Shape shape) const { return Arena::bytes_for(Dtype::f32, shape); }
+  std::int64_t hidden() const { return floats({n(), config.hidden_size}); }
+  std::int64_t qkv() const { return floats({n(), config.qkv_width()}); }
+  std::int64_t intermediate() const { return floats({n(), config.intermediate_size}); }
+  std::int64_t gate() const { return config.gated ? intermediate() : 0; }
+  std::int64_t statistics() const {
+    return (config.norm == Norm::layer_norm ? 2 : 1) * floats({n()});
+  }
+  std::int64_t attention_saved() const {
+    return statistics() + qkv() + hidden() + floats({batch, config.n_heads, seq_len});
+  }
+  std::int64_t mlp_saved() const { return statistics() + gate() + intermediate(); }
+  std::int64_t logits() const {
+    return floats({std::min(n(), head_chunk_rows(config)), config.vocab_size});
+  }
+};
+
+/// The forward-only pass takes the most in forward: what training saves lies in scratch there.
+std::int64_t block_forward_scratch(const Sizes& s) {
+  const std::int64_t attention = s.attention_saved() + s.hidden() + s.hidden();
+  const std::int64_t mlp = s.mlp_saved() + s.hidden() + std::max(s.hidden(), s.intermediate());
+  return std::max(attention, mlp);
+}
+
+std::int64_t block_backward_scratch(const Sizes& s) {
+  const std::int64_t output = s.config.dropout > 0 ? s.hidden() : 0;
+  const std::int64_t mlp =
+      output + s.gate() + s.intermediate() + std::max(s.hidden(), s.intermediate());
+  return std::max(mlp, output + s.qkv() + s.hidden());
+}
+
+std::int64_t head_scratch(const Sizes& s) {
+  return s.statistics() + 2 * s.hidden() + s.floats({s.n()}) + s.logits();
+}
+
+bool has_blocks(const ModelConfig& config, Range layers) {
+  return std::max<std::int64_t>(layers.begin, 0) < std::min(layers.end, config.n_layers);
+}
+
+bool has_layer(Range layers, std::int64_t layer) {
+  return layers.begin <= layer && layer < layers.end;
+}
+
+}  // namespace
+
+std::int64_t saved_bytes(const ModelConfig& config, Range layers, std::int64_t batch,
+                         std::int64_t seq_len) {
+  const Sizes s{config, batch, seq_len};
+  std::int64_t bytes = has_layer(layers, embedding_layer) ? s.hidden() : 0;
+  if (has_blocks(config, layers)) {
+    const std::int64_t n_blocks =
+        std::min(layers.end, config.n_layers) - std::max<std::int64_t>(layers.begin, 0);
+    bytes += n_blocks * (s.attention_saved() + s.mlp_saved() + 2 * s.hidden());
+  }
+  return bytes;
+}
+
+std::int64_t scratch_bytes(const ModelConfig& config, Range layers, std::int64_t batch,
+                           std::int64_t seq_len) {
+  const Sizes s{config, batch, seq_len};
+  std::int64_t bytes = 0;
+  if (has_blocks(config, layers)) {
+    bytes = std::max(block_forward_scratch(s), block_backward_scratch(s));
+  }
+  if (has_layer(layers, head_layer(config))) bytes = std::max(bytes, head_scratch(s));
+  return bytes;
+}
+
+std::int64_t delta_bytes(const ModelConfig& config, std::int64_t batch, std::int64_t seq_len) {
+  const Sizes s{config, batch, seq_len};
+  return 2 * s.hidden() + s.gate() + s.intermediate() + s.qkv();
+}
+
+}  // namespace llm

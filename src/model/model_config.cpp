@@ -1,0 +1,59 @@
+#include "src/model/model_config.h"
+
+#include <fmt/format.h>
+
+#include "src/base/error.h"
+
+namespace llm {
+namespace {
+
+void check_positive(const char* field, std::int64_t value) {
+  if (value < 1) {
+    throw ConfigError(fmt::format("model.{}: {} is below 1; use 1 or more", field, value));
+  }
+}
+
+}  // namespace
+
+void check(const ModelConfig& config) {
+  check_positive("hidden_size", config.hidden_size);
+  check_positive("num_layers", config.n_layers);
+  check_positive("num_heads", config.n_heads);
+  check_positive("num_kv_heads", config.n_kv_heads);
+  check_positive("intermediate_size", config.intermediate_size);
+  check_positive("vocab_size", config.vocab_size);
+  check_positive("max_seq_len", config.max_seq_len);
+  if (config.hidden_size % config.n_heads != 0) {
+    throw ConfigError(fmt::format(
+        "model.num_heads: {} does not divide model.hidden_size {}; use a divisor of the width",
+        config.n_heads, config.hidden_size));
+  }
+  if (config.n_heads % config.n_kv_heads != 0) {
+    throw ConfigError(fmt::format(
+        "model.num_kv_heads: {} does not divide model.num_heads {}; use a divisor of the heads",
+        config.n_kv_heads, config.n_heads));
+  }
+  if (config.positions == Positions::rotary && config.head_dim() % 2 != 0) {
+    throw ConfigError(fmt::format(
+        "model.use_rope: hidden_size / num_heads is {}, which is odd, and rotary positions turn "
+        "pairs; choose num_heads so that it is even",
+        config.head_dim()));
+  }
+  if (!(config.dropout >= 0.0f && config.dropout < 1.0f)) {
+    throw ConfigError(
+        fmt::format("model.dropout: {} is not in [0, 1); use 0 for none", config.dropout));
+  }
+}
+
+double flops_per_token(const ModelConfig& config, std::int64_t seq_len) {
+  const auto c = static_cast<double>(config.hidden_size);
+  const auto f = static_cast<double>(config.intermediate_size);
+  const double attention = static_cast<double>(config.qkv_width()) * c + c * c;
+  const double mlp = (config.gated ? 3 : 2) * c * f;
+  const auto n_layers = static_cast<double>(config.n_layers);
+  const double head = static_cast<double>(config.vocab_size) * c;
+  return 6 * (n_layers * (attention + mlp) + head) +
+         12 * n_layers * c * static_cast<double>(seq_len);
+}
+
+}  // namespace llm

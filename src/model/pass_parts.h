@@ -1,0 +1,85 @@
+#pragma once
+#include <cstdint>
+
+#include "src/model/decoder.h"
+#include "tensor/ops/dropout.h"
+#include "tensor/ops/norm.h"
+
+namespace llm {
+
+/// The four dropouts of a decoder; the numbers are part of the random stream's definition.
+enum class DropoutSite : std::int32_t {
+  embedding = 0,
+  attention_weights = 1,
+  attention_output = 2,
+  mlp_output = 3,
+};
+
+inline Dropout dropout_at(const ModelConfig& config, const Pass& pass, std::int64_t layer,
+                          DropoutSite site) {
+  return {.p = pass.training ? config.dropout : 0.0f,
+          .seed = pass.seed,
+          .step = pass.step,
+          .first_sample = pass.first_sample,
+          .layer = static_cast<std::int32_t>(layer),
+          .site = static_cast<std::int32_t>(site)};
+}
+
+/// Gives back what was taken from an arena since its construction.
+class ArenaScope {
+ public:
+  explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
+  ~ArenaScope() { arena_.release_to(mark_); }
+  ArenaScope(const ArenaScope&) = delete;
+  ArenaScope& operator=(const ArenaScope&) = delete;
+
+ private:
+  Arena& arena_;
+  std::int64_t mark_;
+};
+
+/// One norm of the model, whichever kind it is: its parameters and where a pass keeps its
+/// statistics.
+struct NormPart {
+  View weight;
+  View bias;
+  MutView mean;
+  MutView rstd;
+};
+
+inline void norm_forward(const ModelConfig& config, Queue& queue, const NormPart& norm, View x,
+                         MutView y) {
+  if (config.norm == Norm::layer_norm) {
+    layer_norm_forward(queue, x, norm.weight, norm.bias, config.norm_epsilon, y, norm.mean,
+                       norm.rstd);
+  } else {
+    rms_norm_forward(queue, x, norm.weight, config.norm_epsilon, y, norm.rstd);
+  }
+}
+
+/// Where a norm's backward writes.
+struct NormGradients {
+  Write write_dx;
+  MutView dx;
+  Write write_parameters;
+  MutView weight;
+  MutView bias;
+};
+
+inline void norm_backward(const ModelConfig& config, Queue& queue, const NormPart& norm, View x,
+                          View dy, const NormGradients& grads) {
+  if (config.norm == Norm::layer_norm) {
+    layer_norm_backward(queue, x, norm.weight, norm.mean, norm.rstd, dy, grads.write_dx, grads.dx,
+                        grads.write_parameters, grads.weight, grads.bias);
+  } else {
+    rms_norm_backward(queue, x, norm.weight, norm.rstd, dy, grads.write_dx, grads.dx,
+                      grads.write_parameters, grads.weight);
+  }
+}
+
+/// The statistics of n rows; an RMSNorm keeps no mean.
+inline MutView take_mean(const ModelConfig& config, Arena& arena, std::int64_t n) {
+  return config.norm == Norm::layer_norm ? arena.take(Dtype::f32, {n}) : MutView();
+}
+
+}  // namespace llm
