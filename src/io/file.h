@@ -1,0 +1,56 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string_view>
+
+namespace llm {
+
+/// A regular file opened for reading, read at given places: a file that is cut short while it is
+/// read is an error, never a fault. Move-only.
+class InputFile {
+ public:
+  /// Throws FileError naming the path and the system's reason; a folder, pipe or device is refused
+  /// without waiting for it.
+  explicit InputFile(std::filesystem::path path);
+  InputFile(InputFile&& other) noexcept;
+  InputFile& operator=(InputFile&&) = delete;
+  ~InputFile();
+  const std::filesystem::path& path() const { return path_; }
+  std::int64_t n_bytes() const { return n_bytes_; }
+  /// Fills `out` with n bytes from `begin` on. Throws FileError where the file has fewer.
+  void read(std::int64_t begin, std::int64_t n, void* out) const;
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  std::int64_t n_bytes_ = 0;
+};
+
+/// Bytes to the end of a new file.
+class OutputFile {
+ public:
+  explicit OutputFile(std::filesystem::path path);
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+  ~OutputFile();
+  /// Throws FileError naming the path and the reason (a full disk, ...).
+  void append(const void* bytes, std::size_t n);
+  void append(std::string_view text) { append(text.data(), text.size()); }
+  /// Forces everything to the disk and closes.
+  void finish();
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+};
+
+/// Makes `path` hold what `write` appends, or leaves it as it was: a temporary file beside it is
+/// written, forced to the disk and renamed, then the folder is forced too. When `write` throws, or
+/// the disk is full, the temporary file is removed and the error goes on. The folder must exist.
+void write_file_atomically(const std::filesystem::path& path,
+                           const std::function<void(OutputFile&)>& write);
+void write_file_atomically(const std::filesystem::path& path, std::string_view text);
+
+}  // namespace llm
