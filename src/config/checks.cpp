@@ -1,0 +1,129 @@
+#include "src/config/checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "src/base/check.h"
+#include "src/base/error.h"
+#include "src/config/rules.h"
+
+namespace llm {
+namespace {
+
+/// A grid size that is more than the ranks, or does not divide them.
+void check_divides(const LoadedConfig& loaded, const char* field, std::int64_t size,
+                   std::int64_t n_ranks) {
+  if (size == 0 || n_ranks % size == 0) return;
+  refuse(
+      place_of(loaded, {field}), field,
+      fmt::format("{} does not divide the {} rank{} of this run; start a multiple of {} ranks or "
+                  "use 0",
+                  size, n_ranks, n_ranks == 1 ? "" : "s", size));
+}
+
+std::int64_t derived_accumulation(const LoadedConfig& loaded, std::int64_t n_data_parallel) {
+  const TrainingConfig& training = loaded.config.training;
+  const auto& written = loaded.config.optimization.gradient_accumulation_steps;
+  if (!training.global_batch_size) return written.value_or(1);
+  const std::int64_t whole = *training.global_batch_size;
+  const std::int64_t together = training.batch_size * n_data_parallel;
+  const Place place = place_of(loaded, {"training.global_batch_size"});
+  if (whole % together != 0) {
+    refuse(place, "training.global_batch_size",
+           fmt::format("{} is no multiple of training.batch_size {} x {} data-parallel ranks = {}; "
+                       "use {}, or another batch_size",
+                       whole, training.batch_size, n_data_parallel, together,
+                       std::max<std::int64_t>(1, (whole + together / 2) / together) * together));
+  }
+  const std::int64_t n_steps = whole / together;
+  if (written && *written != n_steps) {
+    refuse(
+        place, "training.global_batch_size",
+        fmt::format("{} needs {} accumulation steps of training.batch_size {} x {} data-parallel "
+                    "ranks, but optimization.gradient_accumulation_steps is {}; remove one",
+                    whole, n_steps, training.batch_size, n_data_parallel, *written));
+  }
+  return n_steps;
+}
+
+}  // namespace
+
+void check_supported(const LoadedConfig& loaded, std::int64_t n_ranks) {
+  const DistributedConfig& d = loaded.config.distributed;
+  check_divides(loaded, "distributed.tp_size", d.tp_size, n_ranks);
+  check_divides(loaded, "distributed.pp_size", d.pp_size, n_ranks);
+  if (n_ranks > 1 && d.parallel_strategy != "ddp") {
+    refuse(place_of(loaded, {"distributed.parallel_strategy"}), "distributed.parallel_strategy",
+           fmt::format("{} on {} ranks is not in this version; write parallel_strategy: ddp, or "
+                       "start one rank",
+                       d.parallel_strategy, n_ranks));
+  }
+  if (d.dp_size != 0 && d.dp_size != n_ranks) {
+    refuse(place_of(loaded, {"distributed.dp_size"}), "distributed.dp_size",
+           fmt::format("{} data-parallel ranks, but this run has {} rank{}; start {} or use 0",
+                       d.dp_size, n_ranks, n_ranks == 1 ? "" : "s", d.dp_size));
+  }
+}
+
+BatchPlan resolve_batch(const LoadedConfig& loaded, std::int64_t n_data_parallel) {
+  CHECK_CONTRACT(n_data_parallel >= 1, "a run has at least one data-parallel rank");
+  const std::int64_t n_samples = loaded.config.training.batch_size;
+  const std::int64_t n_parts = loaded.config.distributed.pp_n_microbatches;
+  BatchPlan plan;
+  plan.n_accumulation_steps = derived_accumulation(loaded, n_data_parallel);
+  for (std::int64_t m = 0; m < n_parts; ++m) {
+    plan.microbatch_samples.push_back(n_samples / n_parts + (m < n_samples % n_parts ? 1 : 0));
+  }
+  plan.n_microbatches = plan.n_accumulation_steps * n_parts;
+  plan.global_batch_samples = n_samples * plan.n_accumulation_steps * n_data_parallel;
+  return plan;
+}
+
+void check_vocabulary(const LoadedConfig& loaded, std::int64_t n_tokenizer_ids) {
+  const std::int64_t vocab_size = loaded.config.model.vocab_size;
+  if (vocab_size >= n_tokenizer_ids) return;
+  refuse(place_of(loaded, {"model.vocab_size"}), "model.vocab_size",
+         fmt::format("{} is less than the tokenizer's {} ids; write vocab_size: {}", vocab_size,
+                     n_tokenizer_ids, n_tokenizer_ids));
+}
+
+void check_task(const LoadedConfig& loaded, std::string_view task) {
+  const std::vector<std::string> known = {"lm", "stream_lm"};
+  const std::vector<std::string> later = {"sft", "dpo",  "simpo",   "reward",
+                                          "ppo", "grpo", "distill", "regression"};
+  if (std::count(later.begin(), later.end(), task)) {
+    throw ConfigError(
+        fmt::format("--task {}: is not in this version; the tasks are lm and stream_lm", task));
+  }
+  if (!std::count(known.begin(), known.end(), task)) {
+    throw ConfigError(fmt::format("--task {}: unknown task; the tasks are lm and stream_lm{}",
+                                  printable(task), did_you_mean(task, known)));
+  }
+  const DataConfig& data = loaded.config.data;
+  if (data.dataset_path.empty()) {
+    refuse(place_of(loaded, {"data.dataset_path"}), "data.dataset_path",
+           fmt::format("--task {} needs data; write dataset_path: FILES or data.dataset_path=FILES",
+                       task));
+  }
+  if (task == "stream_lm" && !data.steps_per_epoch) {
+    refuse(place_of(loaded, {"data.steps_per_epoch"}), "data.steps_per_epoch",
+           "--task stream_lm has no end of data; write steps_per_epoch: N or use --task lm");
+  }
+}
+
+std::string resolve_backend(const LoadedConfig& loaded, std::int64_t n_devices) {
+  const DistributedConfig& d = loaded.config.distributed;
+  if (d.device == "cuda" && n_devices == 0) {
+    refuse(place_of(loaded, {"distributed.device"}), "distributed.device",
+           "cuda, but this rank sees 0 devices; write device: cpu or auto");
+  }
+  if (d.backend == "nccl" && n_devices == 0) {
+    refuse(place_of(loaded, {"distributed.backend"}), "distributed.backend",
+           "nccl, but this rank sees 0 devices; write backend: mpi or remove the line");
+  }
+  const bool on_devices = n_devices > 0 && d.device != "cpu";
+  return d.backend.value_or(on_devices ? "nccl" : "mpi");
+}
+
+}  // namespace llm

@@ -1,0 +1,108 @@
+#include "src/config/rows.h"
+
+namespace llm {
+namespace {
+
+void launch_fields(Rows<DistributedConfig>& rows) {
+  using D = DistributedConfig;
+  const std::string no_master = "MPI needs neither master_addr nor master_port";
+  rows.add("master_addr", &D::master_addr, "First node's address; recorded only.").note(no_master);
+  rows.add("master_port", &D::master_port, "First node's port; recorded only.").note(no_master);
+  rows.add("num_nodes", &D::num_nodes, "Nodes of the run, for the printed mpirun line.")
+      .in(between(1, 1 << 20));
+  rows.add("node_rank", &D::node_rank, "This node's index; the launcher's own index counts.")
+      .in(between(0, 1 << 20));
+  rows.add("gpus_per_node", &D::gpus_per_node,
+           "Ranks on each node, for the printed mpirun line; null means what the launcher started.")
+      .in(between(1, 1 << 16));
+  rows.add("backend", &D::backend,
+           "Who carries messages; null means nccl on devices and mpi otherwise.")
+      .of({"mpi", "nccl"})
+      .reads("gloo", "mpi", "gloo means mpi");
+  rows.add("device", &D::device, "Where ranks compute; auto means cuda if there is one, else cpu.")
+      .of({"auto", "cpu", "cuda"})
+      .later({std::string("auto"), std::string("cpu")}, "write device: cpu");
+  rows.add("threads_per_rank", &D::threads_per_rank, "Threads that compute on each rank.")
+      .in(between(1, 4096))
+      .later({}, "write threads_per_rank: 1 and start one rank for each core");
+  rows.add("collective_timeout_seconds", &D::collective_timeout_seconds,
+           "A run in which nothing moves for so long prints who waits for whom and exits with 70.")
+      .in({.min = 0, .max = 1e9, .min_open = true});
+}
+
+void pipeline_fields(Rows<DistributedConfig>& rows) {
+  using D = DistributedConfig;
+  rows.add("pp_n_microbatches", &D::pp_n_microbatches,
+           "Microbatches that training.batch_size is cut into, at every pipeline size.")
+      .in(between(1, 1 << 24));
+  rows.add("pp_schedule", &D::pp_schedule, "Order of a stage's forwards and backwards.")
+      .of({"gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_v"})
+      .or_starting_with("file:")
+      .later({}, "pipelines come later; remove the field");
+  rows.add("pp_virtual_stages", &D::pp_virtual_stages, "Model chunks on each pipeline rank.")
+      .in(between(1, 4096))
+      .later({}, "pipelines come later; write pp_virtual_stages: 1");
+  rows.add("pp_split", &D::pp_split,
+           "Blocks of each stage, as \"3,4,4,1\"; null balances them by cost.")
+      .later({}, "pipelines come later; remove the field");
+}
+
+void shard_fields(Rows<DistributedConfig>& rows) {
+  using D = DistributedConfig;
+  rows.add("zero_stage", &D::zero_stage,
+           "What is sharded: 1 optimizer state, 2 gradients too, 3 parameters too; null means 0 "
+           "under ddp, 1 under zero, 3 under fsdp.")
+      .in(between(0, 3))
+      .later({Value{}, std::int64_t{0}}, "write zero_stage: 0");
+  rows.add("bucket_bytes", &D::bucket_bytes,
+           "Gradients are reduced in buckets of about so many bytes; never changes the numbers.")
+      .in(between(4, 1LL << 40));
+  rows.add("fsdp_mixed_precision", &D::fsdp_mixed_precision,
+           "The guide's precision of fsdp; optimization.amp_dtype decides here.")
+      .of({"fp32", "bf16", "fp16"})
+      .later({std::string("bf16"), std::string("fp32")}, "write fsdp_mixed_precision: fp32")
+      .note("optimization.amp_dtype decides the precision");
+  const std::string no_fsdp = "sharded parameters come later; remove the field";
+  rows.add("fsdp_auto_wrap_min_params", &D::fsdp_auto_wrap_min_params,
+           "Parameters that make a unit of fsdp; more mean fewer, bigger units, 0 is one unit.")
+      .in(between(0, 1LL << 40))
+      .later({}, no_fsdp);
+  rows.add("fsdp_cpu_offload", &D::fsdp_cpu_offload, "fsdp keeps idle parameters in host memory.")
+      .later({}, "write fsdp_cpu_offload: false");
+  rows.add("fsdp_prefetch_units", &D::fsdp_prefetch_units, "Units that fsdp gathers ahead.")
+      .in(between(0, 1 << 16))
+      .later({}, no_fsdp);
+  rows.add("fsdp_reshard_after_forward", &D::fsdp_reshard_after_forward,
+           "fsdp frees a unit after its forward and gathers it again for the backward.")
+      .later({}, no_fsdp);
+}
+
+}  // namespace
+
+std::vector<Field> distributed_fields() {
+  using D = DistributedConfig;
+  Rows<D> rows("distributed", &Config::distributed);
+  rows.add("parallel_strategy", &D::parallel_strategy,
+           "How ranks share the work. More than one rank needs ddp in this version; one rank runs "
+           "under each with the same bits.")
+      .of({"ddp", "fsdp", "zero", "tp", "pp", "3d"});
+  rows.add("tp_size", &D::tp_size,
+           "Tensor-parallel ranks; 0 means all ranks under tp and 1 otherwise.")
+      .in(between(0, 1 << 20));
+  rows.add("pp_size", &D::pp_size, "Pipeline ranks; 0 means all ranks under pp and 1 otherwise.")
+      .in(between(0, 1 << 20));
+  rows.add("dp_size", &D::dp_size,
+           "Data-parallel ranks, to be checked; 0 means ranks / (tp_size x pp_size).")
+      .in(between(0, 1 << 20));
+  launch_fields(rows);
+  shard_fields(rows);
+  pipeline_fields(rows);
+  rows.add("expert_parallel", &D::expert_parallel, "Experts are spread over ranks.")
+      .later({}, "write expert_parallel: false");
+  rows.add("sequence_parallel", &D::sequence_parallel,
+           "Tensor-parallel ranks split norms and dropout along the sequence.")
+      .later({}, "write sequence_parallel: false");
+  return rows.take();
+}
+
+}  // namespace llm

@@ -1,0 +1,91 @@
+#include "src/config/rows.h"
+
+namespace llm {
+namespace {
+
+void guide_only(Rows<ModelConfig>& rows) {
+  rows.guide("attn_impl", Kind::text, "Attention of the guide's registry; there is one here.")
+      .of({"mha", "flash_attn"})
+      .without("mla", "multi-head latent attention is not in this version; write attn_impl: mha")
+      .note("causal grouped-query attention on tiles is what every value means here");
+  rows.guide("attn_sparse", Kind::text, "Sparse attention patterns of the guide's.")
+      .never_but({Value{}}, "attention is dense and causal; remove the field");
+  rows.guide("mlp_impl", Kind::text, "MLP of the guide's registry.")
+      .of({"mlp"})
+      .without("moe", "mixtures of experts are not in this version; write mlp_impl: mlp")
+      .note("the dense MLP is the only one here");
+  rows.guide("num_experts", Kind::integer, "Experts of a mixture.")
+      .in(between(0, count_max))
+      .later({Value{}, std::int64_t{0}}, "write num_experts: 0");
+  rows.guide("top_k", Kind::integer, "Experts that a token visits.")
+      .in(between(0, count_max))
+      .later({Value{}, std::int64_t{0}}, "write top_k: 0");
+  rows.guide("use_kv_cache", Kind::boolean, "Key and value cache for generation.")
+      .never_but({Value{}, false}, "training never caches; remove the field")
+      .note("training never caches keys and values");
+  rows.guide("norm_first", Kind::boolean, "Normalisation before (true) or after a block's branch.")
+      .never_but({Value{}, true}, "blocks normalise first; write norm_first: true")
+      .note("blocks always normalise first");
+  rows.guide("use_alibi", Kind::boolean, "Linear attention biases instead of positions.")
+      .never_but({Value{}, false}, "write use_rope: true or pos_encoding_learned: true")
+      .note("there are no linear attention biases here");
+}
+
+}  // namespace
+
+std::vector<Field> model_fields() {
+  using M = ModelConfig;
+  Rows<M> rows("model", &Config::model);
+  rows.add("hidden_size", &M::hidden_size,
+           "Width of the residual stream (C); a multiple of num_heads.")
+      .in(between(1, 1 << 20));
+  rows.add("num_heads", &M::num_heads, "Query heads of each attention.").in(between(1, 1 << 20));
+  rows.add("num_kv_heads", &M::num_kv_heads,
+           "Key and value heads, each shared by num_heads / num_kv_heads query heads; null means "
+           "num_heads.")
+      .in(between(1, 1 << 20));
+  rows.add("intermediate_size", &M::intermediate_size,
+           "Width of the MLP (F); null means 4 x hidden_size.")
+      .in(between(1, 1 << 24));
+  rows.add("num_layers", &M::num_layers, "Decoder blocks.").in(between(1, 1 << 16));
+  rows.add("dropout", &M::dropout,
+           "Chance that an element is dropped: after the embedding, on attention weights, on the "
+           "outputs of attention and MLP.")
+      .in(from_below(0, 1));
+  rows.add("use_glu", &M::use_glu,
+           "Gated MLP, activation(gate x) * up x; with mlp_activation silu it is SwiGLU.");
+  rows.add("vocab_size", &M::vocab_size,
+           "Rows of the embedding and of the head (V); at least the tokenizer's ids.")
+      .in(between(1, (1LL << 31) - 1));
+  rows.add("max_seq_len", &M::max_seq_len,
+           "Longest sequence in tokens; data.max_seq_len may be shorter.")
+      .in(between(1, 1 << 24));
+  rows.add("norm_impl", &M::norm_impl, "Normalisation of blocks and output.")
+      .of({"layer_norm", "rms_norm"});
+  rows.add("norm_eps", &M::norm_eps, "Added to the variance in every normalisation.")
+      .in({.min = 0, .max = 1, .min_open = true});
+  rows.add("pos_encoding_learned", &M::pos_encoding_learned,
+           "Learned positions; false and no use_rope means fixed sinusoidal ones.");
+  rows.add("mlp_activation", &M::mlp_activation,
+           "Activation of the MLP; gelu is the exact one, gelu_tanh GPT-2's approximation.")
+      .of({"gelu", "gelu_tanh", "silu", "relu"})
+      .reads("swish", "silu")
+      .without("glu", "write use_glu: true with mlp_activation: silu")
+      .without("leaky_relu", "write mlp_activation: relu or gelu");
+  rows.add("qkv_bias", &M::qkv_bias, "Biases of the attention's projections.");
+  rows.add("mlp_bias", &M::mlp_bias, "Biases of the MLP's projections.");
+  rows.add("lm_head_bias", &M::lm_head_bias, "Bias of the output head.");
+  rows.add("use_rope", &M::use_rope,
+           "Rotary positions on queries and keys instead of added ones; needs an even head size.");
+  rows.add("rope_theta", &M::rope_theta, "Base of the rotary frequencies.")
+      .in({.min = 0, .max = 1e12, .min_open = true});
+  rows.add("tie_embeddings", &M::tie_embeddings,
+           "One matrix serves as the embedding and as the head.");
+  rows.add("init_from", &M::init_from,
+           "Folder of weights to start from; null draws them from training.seed.")
+      .later({}, "remove the field to start from drawn weights");
+  guide_only(rows);
+  return rows.take();
+}
+
+}  // namespace llm

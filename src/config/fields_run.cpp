@@ -1,0 +1,116 @@
+#include "src/config/rows.h"
+
+namespace llm {
+namespace {
+
+const std::string no_hub =
+    "data comes from local files; download it and write data.dataset_path: FILES";
+const std::string no_dedup = "rows are not deduplicated here; deduplicate the files and remove it";
+
+}  // namespace
+
+std::vector<Field> data_fields() {
+  using D = DataConfig;
+  Rows<D> rows("data", &Config::data);
+  rows.add("data_source", &D::data_source, "Where data comes from.")
+      .of({"local"})
+      .without("hf", no_hub)
+      .without("dedup_local", "write data_source: local; rows are not deduplicated here")
+      .without("dedup_hf", no_hub);
+  rows.add("dataset_path", &D::dataset_path,
+           "Files or globs (** any folders, {a,b} either), a list or one text with commas: text, "
+           ".jsonl, or .bin token files.");
+  rows.add("val_dataset_path", &D::val_dataset_path,
+           "Files or globs of the validation set; null splits training.val_fraction off "
+           "dataset_path.");
+  rows.add("tokenizer_type", &D::tokenizer_type, "byte: one token a byte, 256 ids.")
+      .of({"byte"})
+      .without("simple", "write tokenizer_type: byte, or give a .bin token file as dataset_path")
+      .without("hf", "write tokenizer_type: byte, or give a .bin token file as dataset_path");
+  rows.add("tokenizer_path", &D::tokenizer_path, "File of a trained tokenizer.")
+      .later({}, "tokenizer_type: byte needs no file; remove the field");
+  rows.add("text_column", &D::text_column, "Field of a .jsonl line that holds its text.");
+  rows.add("max_seq_len", &D::max_seq_len, "Tokens of one sample (T); at most model.max_seq_len.")
+      .in(between(1, 1 << 24));
+  rows.add("steps_per_epoch", &D::steps_per_epoch,
+           "Optimizer steps called an epoch; stream_lm needs it, null is one pass over the data.")
+      .in(between(1, count_max));
+  rows.add("shuffle", &D::shuffle,
+           "Samples come in an order drawn from training.seed; false reads in file order.");
+  rows.add("shuffle_buffer", &D::shuffle_buffer, "Samples that stream_lm holds and draws from.")
+      .in(between(1, 1 << 24));
+  rows.guide("dataset_name", Kind::text, "Data set of the hub.").never_but({Value{}}, no_hub);
+  rows.guide("dataset_config", Kind::text, "Part of a data set of the hub.")
+      .never_but({Value{}}, no_hub);
+  rows.guide("dataset_split", Kind::text, "Split of a data set of the hub.")
+      .never_but({Value{}}, no_hub);
+  rows.guide("skip_undecodable_rows", Kind::boolean, "Skip rows that are not text.")
+      .note("text is read as bytes: every row decodes");
+  rows.guide("seen_hashes_path", Kind::text, "File of hashes of known rows.")
+      .never_but({Value{}}, no_dedup);
+  rows.guide("write_seen_hashes", Kind::boolean, "Append to the file of known rows.")
+      .never_but({Value{}, false}, no_dedup);
+  rows.guide("hash_algo", Kind::text, "Hash of the known rows.").never_but({Value{}}, no_dedup);
+  return rows.take();
+}
+
+std::vector<Field> checkpoint_fields() {
+  using C = CheckpointConfig;
+  Rows<C> rows("checkpoint", &Config::checkpoint);
+  const std::string no_save = "only the final weights are written in this version";
+  rows.add("checkpoint_dir", &C::checkpoint_dir,
+           "Folder of checkpoints; null means checkpoints/ in logging.run_dir.");
+  rows.add("state_dict_type", &C::state_dict_type,
+           "full: files that other tools read; sharded: each rank writes its part.")
+      .of({"full", "sharded"})
+      .later({}, "write state_dict_type: full");
+  rows.add("save_interval_steps", &C::save_interval_steps,
+           "Optimizer steps between two checkpoints; 0 writes only the final weights.")
+      .later({}, "the final weights are written at the end; write save_interval_steps: 0");
+  rows.add("resume_from_checkpoint", &C::resume_from_checkpoint,
+           "Checkpoint to continue from; null starts afresh.")
+      .later({}, "remove the field to start afresh");
+  rows.add("keep_last_n", &C::keep_last_n, "Checkpoints that are kept.")
+      .in(between(1, count_max))
+      .note(no_save);
+  rows.add("save_best", &C::save_best, "Keep the checkpoint of the best validation loss too.")
+      .note(no_save);
+  rows.guide("save_interval", Kind::integer, "Epochs between two checkpoints of the guide's.")
+      .never_but({}, "write checkpoint.save_interval_steps, in optimizer steps");
+  return rows.take();
+}
+
+std::vector<Field> logging_fields() {
+  using L = LoggingConfig;
+  Rows<L> rows("logging", &Config::logging);
+  rows.add("run_dir", &L::run_dir,
+           "Folder of the run's files; null means a new one for each start (for each job under "
+           "SLURM).");
+  rows.add("progress", &L::progress,
+           "Progress on the terminal; auto is a bar on a terminal and lines elsewhere.")
+      .of({"auto", "line", "bar", "off"});
+  rows.add("log_interval", &L::log_interval, "Optimizer steps between two progress lines.")
+      .in(between(1, count_max));
+  rows.add("tensorboard", &L::tensorboard, "Write TensorBoard event files too.")
+      .later({}, "write tensorboard: false; metrics.jsonl in logging.run_dir holds every number");
+  rows.guide("log_level", Kind::text, "Verbosity of the guide's logger.")
+      .note("logging.progress decides what is printed");
+  rows.guide("log_dir", Kind::text, "Folder of the guide's logs.")
+      .never_but({}, "write logging.run_dir: FOLDER");
+  rows.guide("save_logs", Kind::boolean, "Write logs to files.")
+      .never_but({Value{}, true}, "metrics.jsonl is always written; write save_logs: true")
+      .note("metrics.jsonl in logging.run_dir is always written");
+  return rows.take();
+}
+
+std::vector<Field> numerics_fields() {
+  using N = NumericsConfig;
+  Rows<N> rows("numerics", &Config::numerics);
+  rows.add("accumulation", &N::accumulation,
+           "How microbatch gradients are added: tree gives the same bits at every power-of-two "
+           "number of data-parallel ranks, sequential needs one buffer.")
+      .of({"tree", "sequential"});
+  return rows.take();
+}
+
+}  // namespace llm

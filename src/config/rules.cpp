@@ -1,0 +1,197 @@
+#include "src/config/rules.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace llm {
+namespace {
+
+std::string joined(const std::vector<std::string>& items) {
+  std::string out;
+  for (const std::string& item : items) out += (out.empty() ? "" : ", ") + item;
+  return out;
+}
+
+void check_choice(const Field& field, const std::string& text, const Place& place) {
+  for (const auto& [value, instead] : field.refused_values) {
+    if (value == text)
+      refuse(place, field.path(), fmt::format("{} is not here; {}", value, instead));
+  }
+  if (field.choices.empty()) return;
+  const bool is_choice = std::count(field.choices.begin(), field.choices.end(), text) > 0 ||
+                         (!field.open_choice.empty() && text.rfind(field.open_choice, 0) == 0 &&
+                          text.size() > field.open_choice.size());
+  if (is_choice) return;
+  const auto choices = offered_choices(field);
+  refuse(place, field.path(),
+         fmt::format("{} is not one of {}{}", printable(text), joined(choices),
+                     did_you_mean(text, choices)));
+}
+
+/// Divisors of n around x, for a way out: "6 or 8".
+std::string divisors_near(std::int64_t n, std::int64_t x) {
+  std::int64_t below = std::min(x, n);
+  while (below > 1 && n % below != 0) --below;
+  std::int64_t above = x + 1;
+  while (above < n && n % above != 0) ++above;
+  return above <= n ? fmt::format("{} or {}", below, above) : fmt::format("{}", below);
+}
+
+void check_model(const LoadedConfig& loaded) {
+  const ModelConfig& model = loaded.config.model;
+  if (model.hidden_size % model.num_heads != 0) {
+    refuse(place_of(loaded, {"model.num_heads", "model.hidden_size"}), "model.num_heads",
+           fmt::format("{} does not divide model.hidden_size {}; use {}", model.num_heads,
+                       model.hidden_size, divisors_near(model.hidden_size, model.num_heads)));
+  }
+  if (model.num_heads % model.n_kv_heads() != 0) {
+    refuse(place_of(loaded, {"model.num_kv_heads", "model.num_heads"}), "model.num_kv_heads",
+           fmt::format("{} does not divide model.num_heads {}; use {}", model.n_kv_heads(),
+                       model.num_heads, divisors_near(model.num_heads, model.n_kv_heads())));
+  }
+  if (model.use_rope && model.head_size() % 2 != 0) {
+    refuse(place_of(loaded, {"model.use_rope"}), "model.use_rope",
+           fmt::format("rotary positions need an even head size, and model.hidden_size {} / "
+                       "model.num_heads {} is {}; use another num_heads",
+                       model.hidden_size, model.num_heads, model.head_size()));
+  }
+  if (model.use_rope && model.pos_encoding_learned) {
+    refuse(place_of(loaded, {"model.pos_encoding_learned", "model.use_rope"}),
+           "model.pos_encoding_learned",
+           "true contradicts model.use_rope true; keep one kind of positions");
+  }
+}
+
+void check_lengths(const LoadedConfig& loaded) {
+  const Config& config = loaded.config;
+  if (config.data.max_seq_len > config.model.max_seq_len) {
+    refuse(place_of(loaded, {"data.max_seq_len", "model.max_seq_len"}), "data.max_seq_len",
+           fmt::format("{} is more than model.max_seq_len {}; lower it or raise model.max_seq_len",
+                       config.data.max_seq_len, config.model.max_seq_len));
+  }
+  const TrainingConfig& training = config.training;
+  if (training.max_steps > 0 && training.warmup_steps > training.max_steps) {
+    refuse(place_of(loaded, {"training.warmup_steps", "training.max_steps"}),
+           "training.warmup_steps",
+           fmt::format("{} is more than training.max_steps {}; lower it", training.warmup_steps,
+                       training.max_steps));
+  }
+  const std::int64_t decay = training.wsd_decay_steps.value_or(1);
+  if (training.scheduler_type == "wsd" && training.max_steps > 0 &&
+      training.warmup_steps + decay > training.max_steps) {
+    refuse(place_of(loaded,
+                    {"training.wsd_decay_steps", "training.warmup_steps", "training.max_steps"}),
+           "training.wsd_decay_steps",
+           fmt::format("{} and training.warmup_steps {} are more than training.max_steps {}; lower "
+                       "one",
+                       decay, training.warmup_steps, training.max_steps));
+  }
+  if (config.distributed.pp_n_microbatches > training.batch_size) {
+    refuse(
+        place_of(loaded, {"distributed.pp_n_microbatches", "training.batch_size"}),
+        "distributed.pp_n_microbatches",
+        fmt::format("{} microbatches cannot be cut from training.batch_size {} samples; lower it",
+                    config.distributed.pp_n_microbatches, training.batch_size));
+  }
+}
+
+void check_grid(const LoadedConfig& loaded) {
+  const DistributedConfig& d = loaded.config.distributed;
+  const std::string& strategy = d.parallel_strategy;
+  if (d.tp_size > 1 && strategy != "tp" && strategy != "3d") {
+    refuse(place_of(loaded, {"distributed.tp_size", "distributed.parallel_strategy"}),
+           "distributed.tp_size",
+           fmt::format("{} contradicts parallel_strategy {}; write parallel_strategy: tp, or "
+                       "tp_size: 0",
+                       d.tp_size, strategy));
+  }
+  if (d.pp_size > 1 && strategy != "pp" && strategy != "3d") {
+    refuse(place_of(loaded, {"distributed.pp_size", "distributed.parallel_strategy"}),
+           "distributed.pp_size",
+           fmt::format("{} contradicts parallel_strategy {}; write parallel_strategy: pp, or "
+                       "pp_size: 0",
+                       d.pp_size, strategy));
+  }
+  if (d.node_rank >= d.num_nodes) {
+    refuse(place_of(loaded, {"distributed.node_rank", "distributed.num_nodes"}),
+           "distributed.node_rank",
+           fmt::format("{} is not below distributed.num_nodes {}", d.node_rank, d.num_nodes));
+  }
+  if (d.backend == "nccl" && d.device == "cpu") {
+    refuse(place_of(loaded, {"distributed.backend"}), "distributed.backend",
+           "nccl contradicts distributed.device cpu; write backend: mpi");
+  }
+  const bool is_port = d.master_port.size() <= 5 && !d.master_port.empty() &&
+                       d.master_port.find_first_not_of("0123456789") == std::string::npos;
+  if (!is_port || std::stoi(d.master_port) < 1 || std::stoi(d.master_port) > 65535) {
+    refuse(place_of(loaded, {"distributed.master_port"}), "distributed.master_port",
+           printable(d.master_port) + " is not a port; write 1 to 65535");
+  }
+}
+
+/// Set, and without effect beside the other values.
+void note_idle_fields(LoadedConfig& loaded) {
+  const auto note = [&](bool is_idle, const char* field, const char* reason) {
+    if (is_idle) {
+      loaded.notes.push_back(
+          fmt::format("{}: {}: has no effect {}", loaded.origins.at(field), field, reason));
+    }
+  };
+  const Config& config = loaded.config;
+  const Config defaults;
+  note(config.model.rope_theta != defaults.model.rope_theta && !config.model.use_rope,
+       "model.rope_theta", "without model.use_rope: true");
+  note(config.training.wsd_decay_steps && config.training.scheduler_type != "wsd",
+       "training.wsd_decay_steps", "without training.scheduler_type: wsd");
+  note(config.data.shuffle_buffer != defaults.data.shuffle_buffer && !config.data.shuffle,
+       "data.shuffle_buffer", "without data.shuffle: true");
+}
+
+}  // namespace
+
+std::vector<std::string> offered_choices(const Field& field) {
+  std::vector<std::string> choices = field.choices;
+  for (const Synonym& synonym : field.synonyms) choices.push_back(synonym.written);
+  if (!field.open_choice.empty()) choices.push_back(field.open_choice + "PATH");
+  return choices;
+}
+
+void check_range(const Field& field, const Value& value, const Place& place) {
+  if (const auto* text = std::get_if<std::string>(&value)) check_choice(field, *text, place);
+  const auto* integer = std::get_if<std::int64_t>(&value);
+  const auto* real = std::get_if<double>(&value);
+  if (!integer && !real) return;
+  if (field.bounds.holds(real ? *real : static_cast<double>(*integer))) return;
+  refuse(place, field.path(),
+         fmt::format("{} is out of range; write {} {}", to_plain_text(value),
+                     integer ? "an integer," : "a number,", field.bounds.text()));
+}
+
+void check_works(const Field& field, const Value& value, const Place& place) {
+  if (field.limit == Field::Limit::none) return;
+  const bool is_default = field.is_stored() && value == field.default_value();
+  if (is_default || std::count(field.accepted.begin(), field.accepted.end(), value)) return;
+  const bool is_later = field.limit == Field::Limit::later;
+  refuse(
+      place, field.path(),
+      fmt::format("{} {}; {}", printable(to_plain_text(value)),
+                  is_later ? "is not in this version" : "has no counterpart here", field.instead));
+}
+
+Place place_of(const LoadedConfig& loaded, std::initializer_list<const char*> fields) {
+  for (const char* field : fields) {
+    const Place& place = loaded.origins.at(field);
+    if (place != "default") return place;
+  }
+  return "default";
+}
+
+void check_together(LoadedConfig& loaded) {
+  check_model(loaded);
+  check_lengths(loaded);
+  check_grid(loaded);
+  note_idle_fields(loaded);
+}
+
+}  // namespace llm
