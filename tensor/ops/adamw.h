@@ -6,15 +6,16 @@ namespace llm {
 
 /// One AdamW step (Loshchilov, Hutter 2019), decay decoupled from the moments:
 ///   g = grad_scale * grad;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
-///   w -= lr * weight_decay * w;  w -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
+///   w -= lr * weight_decay * w;  w -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) +
+///   epsilon)
 struct AdamwStep {
   float lr;
   float beta1;
   float beta2;
   float epsilon;
   float weight_decay;
-  std::int64_t t;      ///< 1 at the first step
-  float grad_scale;    ///< turns the summed gradient into the clipped mean
+  std::int64_t t;    ///< 1 at the first step
+  float grad_scale;  ///< turns the summed gradient into the clipped mean
 };
 
 ///   weights, m, v (n) f32, updated; grads (n) f32. An element's bits do not depend on its place.

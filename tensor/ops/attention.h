@@ -5,8 +5,9 @@
 
 namespace llm {
 
-/// Heads side by side in a row of qkv: n_heads queries, then n_kv_heads keys, then n_kv_heads values,
-/// each head_dim wide. n_heads % n_kv_heads == 0; query head h reads key head h / (n_heads / n_kv_heads).
+/// Heads side by side in a row of qkv: n_heads queries, then n_kv_heads keys, then n_kv_heads
+/// values, each head_dim wide. n_heads % n_kv_heads == 0; query head h reads key head h / (n_heads
+/// / n_kv_heads).
 struct AttentionShape {
   std::int64_t batch;
   std::int64_t seq_len;
@@ -17,15 +18,17 @@ struct AttentionShape {
   std::int64_t n_tokens() const { return batch * seq_len; }
 };
 
-/// Rotary positions (Su et al. 2021) on queries and keys in place, in the rotate-half order of Hugging
-/// Face's Llama: with D = head_dim and i < D/2, (x[i], x[i + D/2]) turns by t * theta^(-2i/D).
+/// Rotary positions (Su et al. 2021) on queries and keys in place, in the rotate-half order of
+/// Hugging Face's Llama: with D = head_dim and i < D/2, (x[i], x[i + D/2]) turns by t *
+/// theta^(-2i/D).
 ///   qkv (batch * seq_len, qkv_width)   head_dim even
 /// rope_backward turns back by the same angle: it is its own gradient.
 void rope_forward(Queue& queue, AttentionShape shape, float theta, MutView qkv);
 void rope_backward(Queue& queue, AttentionShape shape, float theta, MutView dqkv);
 
 /// Causal attention: out[t] = sum over s <= t of p[t, s] v[s], p = softmax of q k / sqrt(head_dim),
-/// then dropout on p where dropout.p > 0 (element index (h * seq_len + t) * seq_len + s in its sample).
+/// then dropout on p where dropout.p > 0 (element index (h * seq_len + t) * seq_len + s in its
+/// sample).
 ///   qkv (batch * seq_len, qkv_width)   out (batch * seq_len, n_heads * head_dim)
 ///   log_sum_exp (batch, n_heads, seq_len) f32: kept for backward, which computes p again from it
 /// One (batch, head) pair is a tile: no more than one seq_len x seq_len matrix exists at a time.

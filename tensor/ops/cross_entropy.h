@@ -12,8 +12,8 @@ inline constexpr std::int32_t ignored_label = -100;
 ///   losses (n) f32
 void cross_entropy_forward(Queue& queue, View logits, View labels, MutView losses);
 
-/// The same losses, and in place logits[r, v] = scale * (softmax(logits[r])[v] - [v == labels[r]]), 0
-/// in ignored rows: the gradient of scale * the sum of losses.
+/// The same losses, and in place logits[r, v] = scale * (softmax(logits[r])[v] - [v == labels[r]]),
+/// 0 in ignored rows: the gradient of scale * the sum of losses.
 void cross_entropy_forward_backward(Queue& queue, View labels, float scale, MutView logits,
                                     MutView losses);
 

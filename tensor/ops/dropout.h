@@ -7,9 +7,9 @@
 namespace llm {
 
 /// Where a dropout mask belongs. An element is kept when its uniform number in [0, 1) is >= p and
-/// then scaled by 1 / (1 - p). The number is word e % 4 of philox_at(key(sample), e / 4) for element
-/// index e in its sample, key(sample) folding seed, step, global sample index, layer and site: the
-/// same mask in every layout, at recompute and after resume.
+/// then scaled by 1 / (1 - p). The number is word e % 4 of philox_at(key(sample), e / 4) for
+/// element index e in its sample, key(sample) folding seed, step, global sample index, layer and
+/// site: the same mask in every layout, at recompute and after resume.
 struct Dropout {
   float p = 0;
   std::uint64_t seed = 0;
@@ -20,8 +20,8 @@ struct Dropout {
   std::uint64_t key(std::int64_t sample_in_batch) const;
 };
 
-/// out[r, c] = residual[r, c] + mask * x[r, c] / (1 - p); residual may be empty (then 0), out may be x
-/// or residual. p = 0 only adds (or copies).
+/// out[r, c] = residual[r, c] + mask * x[r, c] / (1 - p); residual may be empty (then 0), out may
+/// be x or residual. p = 0 only adds (or copies).
 ///   x (n, C) where rows [i * rows_per_sample, (i+1) * rows_per_sample) are sample first_sample + i
 void dropout_forward(Queue& queue, const Dropout& dropout, std::int64_t rows_per_sample, View x,
                      View residual, MutView out);

@@ -3,8 +3,8 @@
 
 namespace llm {
 
-/// c (m, n) = alpha * op(a) op(b) + beta * c, all f32 and row-major with leading dimensions in elements;
-/// op transposes where asked: op(a) is (m, k), op(b) is (k, n). beta 0 never reads c.
+/// c (m, n) = alpha * op(a) op(b) + beta * c, all f32 and row-major with leading dimensions in
+/// elements; op transposes where asked: op(a) is (m, k), op(b) is (k, n). beta 0 never reads c.
 struct Matmul {
   bool transpose_a;
   bool transpose_b;

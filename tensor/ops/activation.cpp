@@ -1,0 +1,136 @@
+#include "tensor/ops/activation.h"
+
+#include <cmath>
+#include <numbers>
+
+#include "tensor/ops/activation_kernels.h"
+#include "tensor/ops/checks.h"
+#include "tensor/ops/tiles.h"
+
+namespace llm {
+namespace plain {
+namespace {
+
+struct ValueAndSlope {
+  float value;
+  float slope;
+};
+
+ValueAndSlope gelu(float x) {
+  const float cdf = 0.5f * (1 + std::erf(x * std::numbers::sqrt2_v<float> / 2));
+  const float density =
+      std::exp(-0.5f * x * x) * std::numbers::inv_sqrtpi_v<float> / std::numbers::sqrt2_v<float>;
+  return {x * cdf, cdf + x * density};
+}
+
+ValueAndSlope gelu_tanh(float x) {
+  const float root = std::sqrt(2 / std::numbers::pi_v<float>);
+  const float tanh = std::tanh(root * (x + 0.044715f * x * x * x));
+  const float inner_slope = root * (1 + 3 * 0.044715f * x * x);
+  return {0.5f * x * (1 + tanh), 0.5f * (1 + tanh) + 0.5f * x * (1 - tanh * tanh) * inner_slope};
+}
+
+ValueAndSlope silu(float x) {
+  const float sigmoid = 1 / (1 + std::exp(-x));
+  return {x * sigmoid, sigmoid * (1 + x * (1 - sigmoid))};
+}
+
+ValueAndSlope relu(float x) {
+  return {x > 0 ? x : 0, x > 0 ? 1.0f : 0.0f};
+}
+
+ValueAndSlope apply(Activation f, float x) {
+  switch (f) {
+    case Activation::gelu:
+      return gelu(x);
+    case Activation::gelu_tanh:
+      return gelu_tanh(x);
+    case Activation::silu:
+      return silu(x);
+    case Activation::relu:
+      return relu(x);
+  }
+  return {};
+}
+
+}  // namespace
+
+void activation_forward(Activation f, const float* x, float* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = apply(f, x[i]).value;
+}
+
+void activation_backward(Activation f, const float* x, const float* dy, float* dx, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) dx[i] = apply(f, x[i]).slope * dy[i];
+}
+
+void gated_forward(Activation f, const float* gate, const float* up, float* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = apply(f, gate[i]).value * up[i];
+}
+
+void gated_backward(Activation f, const float* gate, const float* up, const float* dy, float* dgate,
+                    float* dup, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const ValueAndSlope at = apply(f, gate[i]);
+    const float dy_i = dy[i];  // dup may be dy
+    dgate[i] = dy_i * up[i] * at.slope;
+    dup[i] = dy_i * at.value;
+  }
+}
+
+}  // namespace plain
+
+void activation_forward(Queue& queue, Activation f, View x, MutView y) {
+  const std::int64_t n = x.n_elements();
+  expect_elements(x, "x", n);
+  expect_elements(y, "y", n);
+  const RowCut cut = cut_by_bytes(n, 8);
+  queue.tiles("activation_forward", cut.n_tiles(), [=](std::int64_t tile) {
+    const Range at = cut.rows(tile);
+    fast::activation_forward(f, x.as<float>() + at.begin, y.as<float>() + at.begin, at.size());
+  });
+}
+
+void activation_backward(Queue& queue, Activation f, View x, View dy, MutView dx) {
+  const std::int64_t n = x.n_elements();
+  expect_elements(x, "x", n);
+  expect_elements(dy, "dy", n);
+  expect_elements(dx, "dx", n);
+  const RowCut cut = cut_by_bytes(n, 12);
+  queue.tiles("activation_backward", cut.n_tiles(), [=](std::int64_t tile) {
+    const Range at = cut.rows(tile);
+    fast::activation_backward(f, x.as<float>() + at.begin, dy.as<float>() + at.begin,
+                              dx.as<float>() + at.begin, at.size());
+  });
+}
+
+void gated_forward(Queue& queue, Activation f, View gate, View up, MutView y) {
+  const std::int64_t n = gate.n_elements();
+  expect_elements(gate, "gate", n);
+  expect_elements(up, "up", n);
+  expect_elements(y, "y", n);
+  const RowCut cut = cut_by_bytes(n, 12);
+  queue.tiles("gated_forward", cut.n_tiles(), [=](std::int64_t tile) {
+    const Range at = cut.rows(tile);
+    fast::gated_forward(f, gate.as<float>() + at.begin, up.as<float>() + at.begin,
+                        y.as<float>() + at.begin, at.size());
+  });
+}
+
+void gated_backward(Queue& queue, Activation f, View gate, View up, View dy, MutView dgate,
+                    MutView dup) {
+  const std::int64_t n = gate.n_elements();
+  expect_elements(gate, "gate", n);
+  expect_elements(up, "up", n);
+  expect_elements(dy, "dy", n);
+  expect_elements(dgate, "dgate", n);
+  expect_elements(dup, "dup", n);
+  const RowCut cut = cut_by_bytes(n, 20);
+  queue.tiles("gated_backward", cut.n_tiles(), [=](std::int64_t tile) {
+    const Range at = cut.rows(tile);
+    fast::gated_backward(f, gate.as<float>() + at.begin, up.as<float>() + at.begin,
+                         dy.as<float>() + at.begin, dgate.as<float>() + at.begin,
+                         dup.as<float>() + at.begin, at.size());
+  });
+}
+
+}  // namespace llm

@@ -1,0 +1,183 @@
+#include "tensor/ops/activation_kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tensor/ops/activation_fast.cpp"
+#include <hwy/foreach_target.h>
+
+#include "tensor/ops/lanes-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace llm {
+namespace HWY_NAMESPACE {
+
+struct ValueAndSlope {
+  Lanes value;
+  Lanes slope;
+};
+
+/// The normal distribution's tail by Abramowitz and Stegun 7.1.26 (absolute error 7.5e-8): one
+/// exponential serves it and the density.
+struct Gelu {
+  static HWY_INLINE ValueAndSlope at(const Lanes& x) {
+    const Lanes size = absolute(x);
+    const Lanes bell = exponential(broadcast(-0.5f) * x * x);
+    const Lanes one = broadcast(1);
+    const Lanes t = one / multiply_add(size, broadcast(0.3275911f * 0.70710678f), one);
+    Lanes sum = broadcast(0.5f * 1.061405429f);
+    sum = multiply_add(sum, t, broadcast(0.5f * -1.453152027f));
+    sum = multiply_add(sum, t, broadcast(0.5f * 1.421413741f));
+    sum = multiply_add(sum, t, broadcast(0.5f * -0.284496736f));
+    sum = multiply_add(sum, t, broadcast(0.5f * 0.254829592f));
+    const Lanes tail = sum * t * bell;
+    const Lanes cdf = select_positive(x, one - tail, tail);
+    return {x * cdf, multiply_add(x * broadcast(0.39894228f), bell, cdf)};
+  }
+};
+
+/// 0.5 (1 + tanh u) is the sigmoid of 2 u.
+struct GeluTanh {
+  static HWY_INLINE ValueAndSlope at(const Lanes& x) {
+    const Lanes one = broadcast(1);
+    const Lanes square = x * x;
+    const Lanes twice_root = broadcast(2 * 0.79788456f);
+    const Lanes s = sigmoid(twice_root * x * multiply_add(square, broadcast(0.044715f), one));
+    const Lanes inner = twice_root * multiply_add(square, broadcast(3 * 0.044715f), one);
+    const Lanes value = x * s;
+    return {value, multiply_add(value * (one - s), inner, s)};
+  }
+};
+
+struct Silu {
+  static HWY_INLINE ValueAndSlope at(const Lanes& x) {
+    const Lanes one = broadcast(1);
+    const Lanes s = sigmoid(x);
+    return {x * s, s * multiply_add(x, one - s, one)};
+  }
+};
+
+struct Relu {
+  static HWY_INLINE ValueAndSlope at(const Lanes& x) {
+    const Lanes zero = broadcast(0);
+    return {select_positive(x, x, zero), select_positive(x, broadcast(1), zero)};
+  }
+};
+
+template <typename F>
+void forward(const float* x, float* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; i += n_lanes) {
+    store(F::at(load(x + i, n - i)).value, y + i, n - i);
+  }
+}
+
+template <typename F>
+void backward(const float* x, const float* dy, float* dx, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; i += n_lanes) {
+    const Lanes slope = F::at(load(x + i, n - i)).slope;
+    store(slope * load(dy + i, n - i), dx + i, n - i);
+  }
+}
+
+template <typename F>
+void gated(const float* gate, const float* up, float* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; i += n_lanes) {
+    const Lanes value = F::at(load(gate + i, n - i)).value;
+    store(value * load(up + i, n - i), y + i, n - i);
+  }
+}
+
+template <typename F>
+void gated_back(const float* gate, const float* up, const float* dy, float* dgate, float* dup,
+                std::int64_t n) {
+  for (std::int64_t i = 0; i < n; i += n_lanes) {
+    const ValueAndSlope at = F::at(load(gate + i, n - i));
+    const Lanes dy_i = load(dy + i, n - i);
+    store(dy_i * load(up + i, n - i) * at.slope, dgate + i, n - i);
+    store(dy_i * at.value, dup + i, n - i);
+  }
+}
+
+void activation_forward(Activation f, const float* x, float* y, std::int64_t n) {
+  switch (f) {
+    case Activation::gelu:
+      return forward<Gelu>(x, y, n);
+    case Activation::gelu_tanh:
+      return forward<GeluTanh>(x, y, n);
+    case Activation::silu:
+      return forward<Silu>(x, y, n);
+    case Activation::relu:
+      return forward<Relu>(x, y, n);
+  }
+}
+
+void activation_backward(Activation f, const float* x, const float* dy, float* dx, std::int64_t n) {
+  switch (f) {
+    case Activation::gelu:
+      return backward<Gelu>(x, dy, dx, n);
+    case Activation::gelu_tanh:
+      return backward<GeluTanh>(x, dy, dx, n);
+    case Activation::silu:
+      return backward<Silu>(x, dy, dx, n);
+    case Activation::relu:
+      return backward<Relu>(x, dy, dx, n);
+  }
+}
+
+void gated_forward(Activation f, const float* gate, const float* up, float* y, std::int64_t n) {
+  switch (f) {
+    case Activation::gelu:
+      return gated<Gelu>(gate, up, y, n);
+    case Activation::gelu_tanh:
+      return gated<GeluTanh>(gate, up, y, n);
+    case Activation::silu:
+      return gated<Silu>(gate, up, y, n);
+    case Activation::relu:
+      return gated<Relu>(gate, up, y, n);
+  }
+}
+
+void gated_backward(Activation f, const float* gate, const float* up, const float* dy, float* dgate,
+                    float* dup, std::int64_t n) {
+  switch (f) {
+    case Activation::gelu:
+      return gated_back<Gelu>(gate, up, dy, dgate, dup, n);
+    case Activation::gelu_tanh:
+      return gated_back<GeluTanh>(gate, up, dy, dgate, dup, n);
+    case Activation::silu:
+      return gated_back<Silu>(gate, up, dy, dgate, dup, n);
+    case Activation::relu:
+      return gated_back<Relu>(gate, up, dy, dgate, dup, n);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace llm
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace llm {
+HWY_EXPORT(activation_forward);
+HWY_EXPORT(activation_backward);
+HWY_EXPORT(gated_forward);
+HWY_EXPORT(gated_backward);
+namespace fast {
+
+void activation_forward(Activation f, const float* x, float* y, std::int64_t n) {
+  HWY_DYNAMIC_DISPATCH(activation_forward)(f, x, y, n);
+}
+
+void activation_backward(Activation f, const float* x, const float* dy, float* dx, std::int64_t n) {
+  HWY_DYNAMIC_DISPATCH(activation_backward)(f, x, dy, dx, n);
+}
+
+void gated_forward(Activation f, const float* gate, const float* up, float* y, std::int64_t n) {
+  HWY_DYNAMIC_DISPATCH(gated_forward)(f, gate, up, y, n);
+}
+
+void gated_backward(Activation f, const float* gate, const float* up, const float* dy, float* dgate,
+                    float* dup, std::int64_t n) {
+  HWY_DYNAMIC_DISPATCH(gated_backward)(f, gate, up, dy, dgate, dup, n);
+}
+
+}  // namespace fast
+}  // namespace llm
+#endif

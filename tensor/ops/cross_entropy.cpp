@@ -1,0 +1,90 @@
+#include "tensor/ops/cross_entropy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "src/base/error.h"
+#include "tensor/ops/checks.h"
+#include "tensor/ops/cross_entropy_kernels.h"
+#include "tensor/ops/tiles.h"
+
+namespace llm {
+namespace plain {
+
+float log_sum_exp(const float* logits, std::int64_t n) {
+  const float max = *std::max_element(logits, logits + n);
+  double sum = 0;
+  for (std::int64_t v = 0; v < n; ++v) sum += std::exp(logits[v] - max);
+  return static_cast<float>(max + std::log(sum));
+}
+
+void scaled_softmax(float* logits, std::int64_t n, float log_sum, float scale) {
+  for (std::int64_t v = 0; v < n; ++v) logits[v] = scale * std::exp(logits[v] - log_sum);
+}
+
+}  // namespace plain
+
+namespace {
+
+std::int32_t checked_label(const View& labels, std::int64_t row, std::int64_t n_classes) {
+  const std::int32_t label = labels.as<std::int32_t>()[row];
+  if (label != ignored_label && (label < 0 || label >= n_classes)) {
+    throw DataError("the label of row " + std::to_string(row) + " is " + std::to_string(label) +
+                    ", but the vocabulary has " + std::to_string(n_classes) + " ids: use 0 to " +
+                    std::to_string(n_classes - 1) + ", or " + std::to_string(ignored_label) +
+                    " for a token that does not count");
+  }
+  return label;
+}
+
+void check(const View& logits, const View& labels, const View& losses) {
+  expect_matrix(logits, "logits");
+  CHECK_CONTRACT(logits.shape()[1] > 0, "a row of logits has at least one class");
+  CHECK_CONTRACT(labels.dtype() == Dtype::i32 && labels.n_elements() == logits.shape()[0],
+                 "labels is i32, one a row of logits");
+  expect_elements(losses, "losses", logits.shape()[0]);
+}
+
+}  // namespace
+
+void cross_entropy_forward(Queue& queue, View logits, View labels, MutView losses) {
+  check(logits, labels, losses);
+  const std::int64_t n_classes = logits.shape()[1];
+  const RowCut cut = cut_by_bytes(logits.shape()[0], 16 * n_classes);
+  queue.tiles("cross_entropy_forward", cut.n_tiles(), [=](std::int64_t tile) {
+    const Range rows = cut.rows(tile);
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+      const std::int32_t label = checked_label(labels, r, n_classes);
+      const float* row = logits.as<float>() + r * n_classes;
+      float& loss = losses.as<float>()[r];
+      loss = label == ignored_label ? 0 : fast::log_sum_exp(row, n_classes) - row[label];
+    }
+  });
+}
+
+void cross_entropy_forward_backward(Queue& queue, View labels, float scale, MutView logits,
+                                    MutView losses) {
+  check(logits, labels, losses);
+  const std::int64_t n_classes = logits.shape()[1];
+  const RowCut cut = cut_by_bytes(logits.shape()[0], 24 * n_classes);
+  queue.tiles("cross_entropy_forward_backward", cut.n_tiles(), [=](std::int64_t tile) {
+    const Range rows = cut.rows(tile);
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+      const std::int32_t label = checked_label(labels, r, n_classes);
+      float* row = logits.as<float>() + r * n_classes;
+      float& loss = losses.as<float>()[r];
+      if (label == ignored_label) {
+        loss = 0;
+        std::fill(row, row + n_classes, 0.0f);
+        continue;
+      }
+      const float log_sum = fast::log_sum_exp(row, n_classes);
+      loss = log_sum - row[label];
+      fast::scaled_softmax(row, n_classes, log_sum, scale);
+      row[label] -= scale;
+    }
+  });
+}
+
+}  // namespace llm

@@ -1,0 +1,77 @@
+#include "tensor/ops/dropout.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/base/philox.h"
+#include "tensor/ops/checks.h"
+#include "tensor/ops/dropout_kernels.h"
+#include "tensor/ops/elementwise.h"
+#include "tensor/ops/tiles.h"
+
+namespace llm {
+namespace plain {
+
+void dropout_factors(std::uint64_t key, float p, std::int64_t first, std::int64_t n,
+                     float* factors) {
+  const float scale = 1 / (1 - p);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto e = static_cast<std::uint64_t>(first + i);
+    factors[i] = uniform_from(philox_at(key, e / 4)[e % 4]) >= p ? scale : 0;
+  }
+}
+
+void dropout(std::uint64_t key, float p, std::int64_t first, std::int64_t n, const float* x,
+             const float* residual, float* out) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    float factor = 0;
+    dropout_factors(key, p, first + i, 1, &factor);
+    out[i] = (residual ? residual[i] : 0) + factor * x[i];
+  }
+}
+
+}  // namespace plain
+
+std::uint64_t Dropout::key(std::int64_t sample_in_batch) const {
+  std::uint64_t key = mix_key(seed, static_cast<std::uint64_t>(step));
+  key = mix_key(key, static_cast<std::uint64_t>(first_sample + sample_in_batch));
+  key = mix_key(key, static_cast<std::uint64_t>(layer));
+  return mix_key(key, static_cast<std::uint64_t>(site));
+}
+
+namespace {
+
+/// A tile is some rows of one sample, so that it has one key.
+void masked(Queue& queue, const char* name, const Dropout& dropout, std::int64_t rows_per_sample,
+            const View& x, const View& residual, const MutView& out) {
+  expect_matrix(x, "x");
+  const std::int64_t n = x.shape()[0];
+  const std::int64_t width = x.shape()[1];
+  CHECK_CONTRACT(dropout.p >= 0 && dropout.p < 1, "dropout.p is in [0, 1)");
+  CHECK_CONTRACT(rows_per_sample > 0 && n % rows_per_sample == 0, "x holds whole samples");
+  if (!residual.empty()) expect(residual, "residual", {n, width});
+  expect(out, "out", {n, width});
+  const RowCut cut = cut_by_bytes(rows_per_sample, 24 * width);
+  queue.tiles(name, n / rows_per_sample * cut.n_tiles(), [=](std::int64_t tile) {
+    const std::int64_t sample = tile / cut.n_tiles();
+    const Range rows = cut.rows(tile % cut.n_tiles());
+    const std::int64_t begin = (sample * rows_per_sample + rows.begin) * width;
+    fast::dropout(dropout.key(sample), dropout.p, rows.begin * width, rows.size() * width,
+                  x.as<float>() + begin, residual.empty() ? nullptr : residual.as<float>() + begin,
+                  out.as<float>() + begin);
+  });
+}
+
+}  // namespace
+
+void dropout_forward(Queue& queue, const Dropout& dropout, std::int64_t rows_per_sample, View x,
+                     View residual, MutView out) {
+  masked(queue, "dropout_forward", dropout, rows_per_sample, x, residual, out);
+}
+
+void dropout_backward(Queue& queue, const Dropout& dropout, std::int64_t rows_per_sample, View dy,
+                      MutView dx) {
+  masked(queue, "dropout_backward", dropout, rows_per_sample, dy, View(), dx);
+}
+
+}  // namespace llm

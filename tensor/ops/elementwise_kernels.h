@@ -1,0 +1,20 @@
+#pragma once
+#include <cstdint>
+
+/// Bodies of elementwise.h on contiguous f32. `plain` is the definition; `fast` has the same bits.
+namespace llm::plain {
+/// y[i] += x[i]
+void add(const float* x, float* y, std::int64_t n);
+/// y[r, c] += bias[c]
+void add_rows(const float* bias, float* y, std::int64_t n_rows, std::int64_t width);
+/// out[c] = (or +=, where `accumulate`) the sum over r of y[r * stride + c], r in order.
+void sum_rows(const float* y, std::int64_t n_rows, std::int64_t stride, std::int64_t width,
+              bool accumulate, float* out);
+}  // namespace llm::plain
+
+namespace llm::fast {
+void add(const float* x, float* y, std::int64_t n);
+void add_rows(const float* bias, float* y, std::int64_t n_rows, std::int64_t width);
+void sum_rows(const float* y, std::int64_t n_rows, std::int64_t stride, std::int64_t width,
+              bool accumulate, float* out);
+}  // namespace llm::fast

@@ -1,0 +1,101 @@
+#include "tensor/ops/embedding.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "src/base/error.h"
+#include "tensor/ops/checks.h"
+#include "tensor/ops/elementwise_kernels.h"
+#include "tensor/ops/tiles.h"
+
+namespace llm {
+namespace {
+
+/// The row of the table that token number `i` names.
+std::int64_t checked_row(const std::int32_t* tokens, std::int64_t i, std::int64_t n_rows) {
+  const std::int64_t id = tokens[i];
+  if (id < 0 || id >= n_rows) {
+    throw DataError(
+        "token " + std::to_string(i) + " of the batch has the id " + std::to_string(id) +
+        ", but the vocabulary has " + std::to_string(n_rows) +
+        " ids: the data was made by another tokenizer, or model.vocab_size is too small");
+  }
+  return id;
+}
+
+/// Columns [columns.begin, columns.end) of every row of dy, added to the rows of the tables.
+void scatter_columns(const View& tokens, const View& dy, std::int64_t seq_len, Range columns,
+                     const MutView& dtable, const MutView& dpositions) {
+  const std::int64_t width = dtable.shape()[1];
+  for (std::int64_t i = 0; i < tokens.n_elements(); ++i) {
+    const float* row = dy.as<float>() + i * width + columns.begin;
+    const std::int64_t id = checked_row(tokens.as<std::int32_t>(), i, dtable.shape()[0]);
+    fast::add(row, dtable.as<float>() + id * width + columns.begin, columns.size());
+    if (dpositions.empty()) continue;
+    fast::add(row, dpositions.as<float>() + i % seq_len * width + columns.begin, columns.size());
+  }
+}
+
+void zero(Queue& queue, const MutView& y) {
+  const RowCut cut = cut_by_bytes(y.n_elements(), 4);
+  queue.tiles("embedding_zero", cut.n_tiles(), [=](std::int64_t tile) {
+    const Range range = cut.rows(tile);
+    std::fill(y.as<float>() + range.begin, y.as<float>() + range.end, 0.0f);
+  });
+}
+
+}  // namespace
+
+void embedding_forward(Queue& queue, View tokens, View table, View positions, std::int64_t seq_len,
+                       MutView y) {
+  expect_matrix(table, "table");
+  const std::int64_t n = tokens.n_elements();
+  const std::int64_t width = table.shape()[1];
+  CHECK_CONTRACT(tokens.dtype() == Dtype::i32, "tokens are i32");
+  CHECK_CONTRACT(seq_len > 0 && n % seq_len == 0, "tokens are whole sequences");
+  expect(y, "y", {n, width});
+  if (!positions.empty()) {
+    expect_matrix(positions, "positions");
+    CHECK_CONTRACT(positions.shape()[0] >= seq_len && positions.shape()[1] == width,
+                   "positions has a row as wide as the table's for each place of a sequence");
+  }
+  const RowCut cut = cut_by_bytes(n, 12 * width);
+  queue.tiles("embedding_forward", cut.n_tiles(), [=](std::int64_t tile) {
+    const Range rows = cut.rows(tile);
+    for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+      const std::int64_t id = checked_row(tokens.as<std::int32_t>(), i, table.shape()[0]);
+      float* row = y.as<float>() + i * width;
+      std::memcpy(row, table.as<float>() + id * width, static_cast<std::size_t>(width) * 4);
+      if (!positions.empty()) {
+        fast::add(positions.as<float>() + i % seq_len * width, row, width);
+      }
+    }
+  });
+}
+
+void embedding_backward(Queue& queue, View tokens, View dy, std::int64_t seq_len, Write write,
+                        MutView dtable, MutView dpositions) {
+  expect_matrix(dtable, "dtable");
+  const std::int64_t n = tokens.n_elements();
+  const std::int64_t width = dtable.shape()[1];
+  CHECK_CONTRACT(tokens.dtype() == Dtype::i32, "tokens are i32");
+  CHECK_CONTRACT(seq_len > 0 && n % seq_len == 0, "tokens are whole sequences");
+  expect(dy, "dy", {n, width});
+  if (!dpositions.empty()) {
+    expect_matrix(dpositions, "dpositions");
+    CHECK_CONTRACT(dpositions.shape()[0] >= seq_len && dpositions.shape()[1] == width,
+                   "dpositions has a row as wide as the table's for each place of a sequence");
+  }
+  if (write == Write::set) {
+    zero(queue, dtable);
+    if (!dpositions.empty()) zero(queue, dpositions);
+  }
+  // Two tokens may name one row, so tiles are columns: within one, rows come in order.
+  const RowCut cut = cut_by_bytes(width, 20 * n);
+  queue.tiles("embedding_backward", cut.n_tiles(), [=](std::int64_t tile) {
+    scatter_columns(tokens, dy, seq_len, cut.rows(tile), dtable, dpositions);
+  });
+}
+
+}  // namespace llm

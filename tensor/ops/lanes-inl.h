@@ -1,0 +1,188 @@
+// Sixteen f32 lanes on whatever registers the target has: one of 512 bits, two of 256 or four of
+// 128. Every fast body is written in these, so a sum adds the same elements in the same order on
+// each of them. Included once a target by Highway's foreach_target, hence the guard that toggles.
+#if defined(LLM_TENSOR_OPS_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LLM_TENSOR_OPS_LANES_INL_H_
+#undef LLM_TENSOR_OPS_LANES_INL_H_
+#else
+#define LLM_TENSOR_OPS_LANES_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstdint>
+#include <cstring>
+
+HWY_BEFORE_NAMESPACE();
+namespace llm {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+inline constexpr std::int64_t n_lanes = 16;
+using RegisterTag = hn::CappedTag<float, n_lanes>;
+using Register = hn::Vec<RegisterTag>;
+inline constexpr RegisterTag register_tag;
+inline constexpr int register_lanes = static_cast<int>(hn::MaxLanes(RegisterTag()));
+inline constexpr int n_registers = static_cast<int>(n_lanes) / register_lanes;
+
+struct Lanes {
+  Register part[n_registers];
+};
+
+HWY_INLINE Lanes broadcast(float value) {
+  Lanes y;
+  for (Register& part : y.part) part = hn::Set(register_tag, value);
+  return y;
+}
+
+HWY_INLINE Lanes load(const float* x) {
+  Lanes y;
+  for (int p = 0; p < n_registers; ++p) y.part[p] = hn::LoadU(register_tag, x + p * register_lanes);
+  return y;
+}
+
+HWY_INLINE void store(const Lanes& x, float* y) {
+  for (int p = 0; p < n_registers; ++p) hn::StoreU(x.part[p], register_tag, y + p * register_lanes);
+}
+
+/// The first n of 16 elements; lanes from n on are 0 and memory behind them is not touched.
+HWY_INLINE Lanes load(const float* x, std::int64_t n) {
+  if (n >= n_lanes) return load(x);
+  if constexpr (n_registers == 1) {
+    const auto mask = hn::FirstN(register_tag, static_cast<std::size_t>(n));
+    return {{hn::MaskedLoad(mask, register_tag, x)}};
+  } else {
+    alignas(64) float buffer[n_lanes] = {};
+    std::memcpy(buffer, x, static_cast<std::size_t>(n) * sizeof(float));
+    return load(buffer);
+  }
+}
+
+HWY_INLINE void store(const Lanes& x, float* y, std::int64_t n) {
+  if (n >= n_lanes) return store(x, y);
+  if constexpr (n_registers == 1) {
+    const auto mask = hn::FirstN(register_tag, static_cast<std::size_t>(n));
+    hn::BlendedStore(x.part[0], mask, register_tag, y);
+  } else {
+    alignas(64) float buffer[n_lanes];
+    store(x, buffer);
+    std::memcpy(y, buffer, static_cast<std::size_t>(n) * sizeof(float));
+  }
+}
+
+HWY_INLINE Lanes operator+(Lanes a, const Lanes& b) {
+  for (int p = 0; p < n_registers; ++p) a.part[p] = hn::Add(a.part[p], b.part[p]);
+  return a;
+}
+HWY_INLINE Lanes operator-(Lanes a, const Lanes& b) {
+  for (int p = 0; p < n_registers; ++p) a.part[p] = hn::Sub(a.part[p], b.part[p]);
+  return a;
+}
+HWY_INLINE Lanes operator*(Lanes a, const Lanes& b) {
+  for (int p = 0; p < n_registers; ++p) a.part[p] = hn::Mul(a.part[p], b.part[p]);
+  return a;
+}
+HWY_INLINE Lanes operator/(Lanes a, const Lanes& b) {
+  for (int p = 0; p < n_registers; ++p) a.part[p] = hn::Div(a.part[p], b.part[p]);
+  return a;
+}
+/// a * b + c, rounded once where the target can (every one but the SSE2 baseline).
+HWY_INLINE Lanes multiply_add(Lanes a, const Lanes& b, const Lanes& c) {
+  for (int p = 0; p < n_registers; ++p) a.part[p] = hn::MulAdd(a.part[p], b.part[p], c.part[p]);
+  return a;
+}
+HWY_INLINE Lanes square_root(Lanes a) {
+  for (Register& part : a.part) part = hn::Sqrt(part);
+  return a;
+}
+HWY_INLINE Lanes absolute(Lanes a) {
+  for (Register& part : a.part) part = hn::Abs(part);
+  return a;
+}
+HWY_INLINE Lanes maximum(Lanes a, const Lanes& b) {
+  for (int p = 0; p < n_registers; ++p) a.part[p] = hn::Max(a.part[p], b.part[p]);
+  return a;
+}
+/// Lanes of `yes` where test > 0, of `no` elsewhere (and where test is not a number).
+HWY_INLINE Lanes select_positive(const Lanes& test, Lanes yes, const Lanes& no) {
+  for (int p = 0; p < n_registers; ++p) {
+    const auto mask = hn::Gt(test.part[p], hn::Zero(register_tag));
+    yes.part[p] = hn::IfThenElse(mask, yes.part[p], no.part[p]);
+  }
+  return yes;
+}
+/// The first n lanes of x, and `other` in the rest.
+HWY_INLINE Lanes first_lanes(std::int64_t n, Lanes x, float other) {
+  for (int p = 0; p < n_registers; ++p) {
+    const std::int64_t here = n - p * register_lanes;
+    const auto count = static_cast<std::size_t>(here < 0 ? 0 : here);
+    const auto mask = hn::FirstN(register_tag, count);
+    x.part[p] = hn::IfThenElse(mask, x.part[p], hn::Set(register_tag, other));
+  }
+  return x;
+}
+
+/// Folds in halves: lane l takes in lane l + 8, then l + 4, l + 2, l + 1.
+HWY_INLINE float sum_of_lanes(const Lanes& x) {
+  alignas(64) float lane[n_lanes];
+  store(x, lane);
+  for (std::int64_t half = n_lanes / 2; half > 0; half /= 2) {
+    for (std::int64_t l = 0; l < half; ++l) lane[l] += lane[l + half];
+  }
+  return lane[0];
+}
+HWY_INLINE float maximum_of_lanes(const Lanes& x) {
+  alignas(64) float lane[n_lanes];
+  store(x, lane);
+  for (std::int64_t half = n_lanes / 2; half > 0; half /= 2) {
+    for (std::int64_t l = 0; l < half; ++l) {
+      lane[l] = lane[l] > lane[l + half] ? lane[l] : lane[l + half];
+    }
+  }
+  return lane[0];
+}
+
+/// e^x with a relative error below 2e-7; 0 below -87.3 (no subnormals), 2^127.7 above 88.5, and not
+/// a number where x is none. x = n ln 2 + r with |r| <= ln 2 / 2 and Taylor's polynomial for e^r.
+HWY_INLINE Register exponential(Register x) {
+  const RegisterTag d;
+  const hn::RebindToSigned<RegisterTag> di;
+  const auto too_small = hn::Lt(x, hn::Set(d, -87.3f));
+  // Not hn::Min and hn::Max: which operand they return for a NaN differs between targets.
+  const Register low = hn::Set(d, -87.3f);
+  const Register high = hn::Set(d, 88.5f);
+  x = hn::IfThenElse(too_small, low, x);
+  x = hn::IfThenElse(hn::Gt(x, high), high, x);
+  const Register n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504f)));
+  // ln 2 in two parts; n times the first is exact.
+  Register r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);
+  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
+  Register y = hn::Set(d, 1.0f / 5040);
+  y = hn::MulAdd(y, r, hn::Set(d, 1.0f / 720));
+  y = hn::MulAdd(y, r, hn::Set(d, 1.0f / 120));
+  y = hn::MulAdd(y, r, hn::Set(d, 1.0f / 24));
+  y = hn::MulAdd(y, r, hn::Set(d, 1.0f / 6));
+  y = hn::MulAdd(y, r, hn::Set(d, 0.5f));
+  y = hn::MulAdd(y, r, hn::Set(d, 1.0f));
+  y = hn::MulAdd(y, r, hn::Set(d, 1.0f));
+  const auto exponent = hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127));
+  y = hn::Mul(y, hn::BitCast(d, hn::ShiftLeft<23>(exponent)));
+  return hn::IfThenZeroElse(too_small, y);
+}
+
+HWY_INLINE Lanes exponential(Lanes x) {
+  for (Register& part : x.part) part = exponential(part);
+  return x;
+}
+
+/// 1 / (1 + e^-x)
+HWY_INLINE Lanes sigmoid(const Lanes& x) {
+  const Lanes one = broadcast(1);
+  return one / (one + exponential(broadcast(0) - x));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace llm
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,61 @@
+#include "tensor/ops/matmul.h"
+
+#include <oneapi/dnnl/dnnl.h>
+
+#include <string>
+
+#include "src/base/check.h"
+#include "src/base/error.h"
+
+// From libgomp, which Debian's oneDNN runs on. Declared here so that nothing needs -fopenmp.
+extern "C" void omp_set_num_threads(int n_threads);
+
+namespace llm {
+namespace {
+
+/// A rank's compute is one thread's work: a pool would fight the other ranks for their cores, and
+/// its way of cutting a product would depend on the machine.
+void use_one_thread() {
+  static thread_local const bool done = (omp_set_num_threads(1), true);
+  static_cast<void>(done);
+}
+
+void scale_only(const Matmul& p) {
+  for (std::int64_t i = 0; i < p.m; ++i) {
+    for (std::int64_t j = 0; j < p.n; ++j) {
+      float& c = p.c[i * p.ldc + j];
+      c = p.beta == 0 ? 0 : p.beta * c;
+    }
+  }
+}
+
+}  // namespace
+
+void matmul(const Matmul& p) {
+  if (p.m == 0 || p.n == 0) return;
+  if (p.k == 0) return scale_only(p);
+  use_one_thread();
+  const dnnl_status_t status =
+      dnnl_sgemm(p.transpose_a ? 'T' : 'N', p.transpose_b ? 'T' : 'N', p.m, p.n, p.k, p.alpha, p.a,
+                 p.lda, p.b, p.ldb, p.beta, p.c, p.ldc);
+  if (status != dnnl_success) {
+    throw Error(ExitCode::internal, "dnnl_sgemm returned " + std::to_string(status));
+  }
+}
+
+void matmul_plain(const Matmul& p) {
+  for (std::int64_t i = 0; i < p.m; ++i) {
+    for (std::int64_t j = 0; j < p.n; ++j) {
+      float sum = 0;
+      for (std::int64_t k = 0; k < p.k; ++k) {
+        const float a = p.transpose_a ? p.a[k * p.lda + i] : p.a[i * p.lda + k];
+        const float b = p.transpose_b ? p.b[j * p.ldb + k] : p.b[k * p.ldb + j];
+        sum += a * b;
+      }
+      float& c = p.c[i * p.ldc + j];
+      c = p.alpha * sum + (p.beta == 0 ? 0 : p.beta * c);
+    }
+  }
+}
+
+}  // namespace llm

@@ -1,0 +1,39 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "src/base/range.h"
+
+namespace llm {
+
+/// How an op's rows are cut into tiles. Between two tiles the loop moves messages, so a tile should
+/// take 1 to 3 ms. The rows of a tile follow from the cost of one row and never from the number of
+/// rows: a row sits among the same neighbours whatever comes after it.
+struct RowCut {
+  std::int64_t n_rows;
+  std::int64_t rows_per_tile;
+  std::int64_t n_tiles() const { return (n_rows + rows_per_tile - 1) / rows_per_tile; }
+  Range rows(std::int64_t tile) const {
+    return {tile * rows_per_tile, std::min(n_rows, (tile + 1) * rows_per_tile)};
+  }
+};
+
+/// Work of one tile: about 2 ms at 100 GFLOP/s.
+inline constexpr std::int64_t tile_flops = 200'000'000;
+/// Traffic of one tile: about 1.5 ms at 20 GB/s.
+inline constexpr std::int64_t tile_bytes = 30'000'000;
+
+/// Rows of a product. A multiple of `granule` rows keeps the library's inner kernels full.
+inline RowCut cut_by_flops(std::int64_t n_rows, std::int64_t flops_per_row,
+                           std::int64_t granule = 64) {
+  const std::int64_t rows = tile_flops / std::max<std::int64_t>(1, flops_per_row);
+  return {n_rows, std::max(granule, rows / granule * granule)};
+}
+
+/// Rows of an op that memory bounds. `bytes_per_row` counts reads and writes.
+inline RowCut cut_by_bytes(std::int64_t n_rows, std::int64_t bytes_per_row) {
+  const std::int64_t bytes = std::max<std::int64_t>(1, bytes_per_row);
+  return {n_rows, std::max<std::int64_t>(1, tile_bytes / bytes)};
+}
+
+}  // namespace llm
