@@ -102,13 +102,15 @@ void check_task(const LoadedConfig& loaded, std::string_view task) {
   }
   const DataConfig& data = loaded.config.data;
   if (data.dataset_path.empty()) {
-    refuse(place_of(loaded, {"data.dataset_path"}), "data.dataset_path",
-           fmt::format("--task {} needs data; write dataset_path: FILES or data.dataset_path=FILES",
-                       task));
+    throw ConfigError(fmt::format(
+        "data.dataset_path: not set, but --task {} needs data; write data.dataset_path=FILES",
+        task));
   }
   if (task == "stream_lm" && !data.steps_per_epoch) {
-    refuse(place_of(loaded, {"data.steps_per_epoch"}), "data.steps_per_epoch",
-           "--task stream_lm has no end of data; write steps_per_epoch: N or use --task lm");
+    throw ConfigError(
+        "data.steps_per_epoch: not set, but --task stream_lm does not know where its data ends; "
+        "write "
+        "data.steps_per_epoch=N or use --task lm");
   }
 }
 

@@ -82,6 +82,7 @@ struct DataConfig {
   std::vector<std::string> dataset_path;      ///< files or globs; empty: not set
   std::vector<std::string> val_dataset_path;  ///< files or globs; empty: split off dataset_path
   std::string text_column = "text";
+  std::optional<std::string> cache_dir;
   std::int64_t max_seq_len = 512;  ///< T, tokens of one sample
   std::optional<std::int64_t> steps_per_epoch;
   bool shuffle = true;

@@ -66,7 +66,7 @@ void shard_fields(Rows<DistributedConfig>& rows) {
   rows.add("fsdp_auto_wrap_min_params", &D::fsdp_auto_wrap_min_params,
            "Parameters that make a unit of fsdp; more mean fewer, bigger units, 0 is one unit.")
       .in(between(0, 1LL << 40))
-      .later({}, no_fsdp);
+      .note("used by fsdp on several ranks, which is not in this version");
   rows.add("fsdp_cpu_offload", &D::fsdp_cpu_offload, "fsdp keeps idle parameters in host memory.")
       .later({}, "write fsdp_cpu_offload: false");
   rows.add("fsdp_prefetch_units", &D::fsdp_prefetch_units, "Units that fsdp gathers ahead.")

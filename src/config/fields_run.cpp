@@ -30,6 +30,9 @@ std::vector<Field> data_fields() {
   rows.add("tokenizer_path", &D::tokenizer_path, "File of a trained tokenizer.")
       .later({}, "tokenizer_type: byte needs no file; remove the field");
   rows.add("text_column", &D::text_column, "Field of a .jsonl line that holds its text.");
+  rows.add("cache_dir", &D::cache_dir,
+           "Folder of tokenized corpora, kept for the next start; null means "
+           "$XDG_CACHE_HOME/llm-train or ~/.cache/llm-train.");
   rows.add("max_seq_len", &D::max_seq_len, "Tokens of one sample (T); at most model.max_seq_len.")
       .in(between(1, 1 << 24));
   rows.add("steps_per_epoch", &D::steps_per_epoch,

@@ -120,7 +120,8 @@ std::vector<Field> optimization_fields() {
            "Precision of matrix products and activations; auto means float32 in this version.")
       .of({"auto", "float32", "bfloat16", "float16"})
       .later({std::string("auto"), std::string("float32")},
-             "write amp_dtype: float32, or use_amp: false");
+             "write amp_dtype: float32, or use_amp: false")
+      .when([](const Config& config) { return config.optimization.use_amp; });
   rows.add("gradient_accumulation_steps", &O::gradient_accumulation_steps,
            "Batches a rank adds up before an optimizer step; null means 1, or what "
            "training.global_batch_size needs.")

@@ -49,7 +49,6 @@ class Settings {
     of_[&field] = {read(field, raw, place), place, std::move(written_name)};
   }
 
-  const std::map<const Field*, Setting>& all() const { return of_; }
   /// The setting, or nullptr where the default holds.
   const Setting* find(const Field& field) const {
     const auto it = of_.find(&field);
@@ -85,13 +84,13 @@ class Settings {
       }
     }
     const Value value =
-        is_only_refused(field, raw) ? Value{raw.text} : parse_value(raw, field.kind, place, path);
+        is_only_refused(field) ? Value{raw.text} : parse_value(raw, field.kind, place, path);
     check_range(field, value, place);
     return value;
   }
 
   /// Fields that take nothing but null need no type.
-  static bool is_only_refused(const Field& field, const RawValue&) {
+  static bool is_only_refused(const Field& field) {
     return !field.is_stored() && field.accepted == std::vector<Value>{Value{}};
   }
 
@@ -103,7 +102,13 @@ class Settings {
 void read_yaml_source(const ConfigSources& sources, Settings& settings) {
   settings.begin_source();
   const YamlEntries yaml = read_yaml(sources.yaml_name, sources.yaml_text);
-  for (const YamlSection& section : yaml.sections) require_section(section.place, section.name);
+  for (const YamlSection& section : yaml.sections) {
+    require_section(section.place, section.name);
+    if (!section.wrong_value_place.empty()) {
+      refuse(section.wrong_value_place, section.name,
+             "a section holds fields, as \"field: value\"");
+    }
+  }
   for (const YamlEntry& entry : yaml.entries) {
     const Field& field = require_field(entry.key_place, entry.section, entry.name);
     settings.set(field, entry.value, entry.value_place, entry.name);
@@ -179,10 +184,14 @@ LoadedConfig load_config(const ConfigSources& sources) {
   LoadedConfig loaded;
   for (const Field& field : all_fields()) {
     const Setting* setting = settings.find(field);
-    if (setting) check_works(field, setting->value, setting->place);
     if (!field.is_stored()) continue;
     if (setting) field.set(loaded.config, setting->value);
     loaded.origins[field.path()] = setting ? setting->place : "default";
+  }
+  for (const Field& field : all_fields()) {
+    const Setting* setting = settings.find(field);
+    const bool is_limited = !field.limited_when || field.limited_when(loaded.config);
+    if (setting && is_limited) check_works(field, setting->value, setting->place);
   }
   loaded.notes = settings.notes();
   add_notes(settings, loaded.notes);
@@ -233,7 +242,7 @@ std::string to_yaml(const LoadedConfig& loaded) {
     }
     out += "  " + field.name + ": " + to_yaml_text(field.get(loaded.config));
     const std::string& origin = loaded.origins.at(field.path());
-    out += origin == "default" ? "\n" : "  # " + printable(origin) + "\n";
+    out += origin == "default" ? "\n" : "  # " + escaped(origin) + "\n";
   }
   return out;
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -74,6 +75,9 @@ class Row {
   /// Only `accepted` will ever be taken.
   Row& never_but(std::vector<Value> accepted, std::string instead) {
     return limit(Field::Limit::never, std::move(accepted), std::move(instead));
+  }
+  Row& when(std::function<bool(const Config&)> limited) {
+    return field_.limited_when = std::move(limited), *this;
   }
   Row& note(std::string text) { return field_.note = std::move(text), *this; }
 

@@ -50,9 +50,10 @@ struct Field {
   std::vector<std::pair<std::string, std::string>> refused_values;
 
   enum class Limit { none, later, never } limit = Limit::none;
-  std::vector<Value> accepted;  ///< the values that work, under later and never
-  std::string instead;          ///< what to write instead of another value
-  std::string note;             ///< said when the field is set
+  std::vector<Value> accepted;                      ///< the values that work, under later and never
+  std::function<bool(const Config&)> limited_when;  ///< the limit holds only then; empty: always
+  std::string instead;                              ///< what to write instead of another value
+  std::string note;                                 ///< said when the field is set
 
   std::string path() const { return section + "." + name; }
   bool is_stored() const { return bool(get); }

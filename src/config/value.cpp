@@ -52,7 +52,8 @@ std::string_view without_sign(std::string_view text) {
 void refuse_leading_zero(const std::string& text, const Place& place, std::string_view field) {
   const std::string_view digits = without_sign(text);
   if (digits.size() > 1 && digits[0] == '0' && is_digits(digits.substr(0, 2))) {
-    const std::size_t first = std::min(digits.find_first_not_of('0'), digits.size() - 1);
+    std::size_t first = std::min(digits.find_first_not_of('0'), digits.size() - 1);
+    if (!is_digits(digits.substr(first, 1))) --first;
     refuse(
         place, field,
         fmt::format("{} has a leading zero, which some read as octal; write {}{}", printable(text),
@@ -236,10 +237,9 @@ Value parse_value(const RawValue& raw, Kind kind, const Place& place, std::strin
   return {};
 }
 
-std::string printable(std::string_view text) {
-  constexpr std::size_t max_bytes = 60;
+std::string escaped(std::string_view text) {
   std::string out;
-  for (const char c : text.substr(0, max_bytes)) {
+  for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte == 0x7f) {
       out += fmt::format("\\x{:02x}", byte);
@@ -247,7 +247,15 @@ std::string printable(std::string_view text) {
       out += c;
     }
   }
-  return text.size() > max_bytes ? out + "..." : out;
+  return out;
+}
+
+std::string printable(std::string_view text) {
+  constexpr std::size_t max_bytes = 60;
+  if (text.size() <= max_bytes) return escaped(text);
+  std::size_t cut = max_bytes;
+  while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xc0) == 0x80) --cut;
+  return escaped(text.substr(0, cut)) + "...";
 }
 
 void refuse(const Place& place, std::string_view field, const std::string& problem) {

@@ -36,10 +36,13 @@ using Place = std::string;
 
 /// Reads `raw` as `kind`. Strict: 010, 0x10, 1e3 and "2" are no integers, yes and 1 no booleans,
 /// nan and inf no numbers. 10_000 is an integer. One text for a list is cut at commas outside of
-/// {}. Throws std::string problems as ConfigError("place: field: problem").
+/// {}. Throws ConfigError "place: field: problem".
 Value parse_value(const RawValue& raw, Kind kind, const Place& place, std::string_view field);
 
-/// `text` on one line, at most 60 bytes, control characters escaped: safe to print.
+/// `text` on one line, control characters escaped: safe to print.
+std::string escaped(std::string_view text);
+
+/// escaped() of at most the first 60 bytes.
 std::string printable(std::string_view text);
 
 /// "place: field: problem", thrown as ConfigError.

@@ -18,7 +18,7 @@ namespace {
 /// forgets quotes and shares aliased nodes, and all of these have to be seen here.
 class EntryReader : public YAML::EventHandler {
  public:
-  explicit EntryReader(const std::string& name) : name_(name) {}
+  explicit EntryReader(const std::string& name) : name_(escaped(name)) {}
 
   void OnDocumentStart(const YAML::Mark& mark) override {
     if (++n_documents_ > 1) {
@@ -90,7 +90,7 @@ class EntryReader : public YAML::EventHandler {
         return take_section(value, mark);
       case Expect::section_value:
         if (value.form != RawValue::Form::null) {
-          fail(place(mark), printable(section_) + ": a section holds fields, as \"field: value\"");
+          out_.sections.back().wrong_value_place = place(mark);
         }
         expect_ = Expect::section_key;
         return;
@@ -120,7 +120,7 @@ class EntryReader : public YAML::EventHandler {
                             first->second);
     }
     section_ = key.text;
-    out_.sections.push_back({section_, place(mark)});
+    out_.sections.push_back({section_, place(mark), ""});
     expect_ = Expect::section_value;
   }
 
@@ -152,10 +152,8 @@ class EntryReader : public YAML::EventHandler {
         expect_ = Expect::section_key;
         break;
       case Expect::section_value:
-        if (!is_map) {
-          fail(place(mark), printable(section_) + ": a section holds fields, as \"field: value\"");
-        }
-        expect_ = Expect::field_key;
+        if (!is_map) out_.sections.back().wrong_value_place = place(mark);
+        expect_ = is_map ? Expect::field_key : Expect::ignored;
         break;
       case Expect::section_key:
       case Expect::field_key:
@@ -203,8 +201,8 @@ class EntryReader : public YAML::EventHandler {
 
 YamlEntries read_yaml(const std::string& name, const std::string& text) {
   if (text.size() > yaml_bytes_max) {
-    throw ConfigError(fmt::format("{}: {} bytes; a configuration has at most {}", name, text.size(),
-                                  yaml_bytes_max));
+    throw ConfigError(fmt::format("{}: {} bytes; a configuration has at most {}", escaped(name),
+                                  text.size(), yaml_bytes_max));
   }
   EntryReader reader(name);
   std::istringstream stream(text);
@@ -212,7 +210,7 @@ YamlEntries read_yaml(const std::string& name, const std::string& text) {
     YAML::Parser parser(stream);
     while (parser.HandleNextDocument(reader)) continue;
   } catch (const YAML::Exception& e) {
-    throw ConfigError(fmt::format("{}:{}:{}: not YAML: {}", name, e.mark.line + 1,
+    throw ConfigError(fmt::format("{}:{}:{}: not YAML: {}", escaped(name), e.mark.line + 1,
                                   e.mark.column + 1, printable(e.msg)));
   }
   return reader.take_entries();

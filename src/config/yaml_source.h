@@ -15,10 +15,12 @@ struct YamlEntry {
   Place value_place;
 };
 
-/// A section's header, so that an unknown section is refused even when it is empty.
+/// A section's key, so that an unknown section is refused even when it is empty.
 struct YamlSection {
   std::string name;
   Place place;
+  /// Where a single value or a list stands instead of fields; empty otherwise.
+  Place wrong_value_place;
 };
 
 struct YamlEntries {
