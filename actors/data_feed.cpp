@@ -1,0 +1,88 @@
+#include "actors/data_feed.h"
+
+#include <algorithm>
+
+#include "tensor/ops/cross_entropy.h"
+
+namespace llm {
+namespace {
+
+std::int64_t i32_bytes(std::int64_t n_elements) {
+  return n_elements * 4;
+}
+
+std::int64_t rank_samples(const Partition& partition) {
+  return partition.global_batch() / partition.dp;
+}
+
+}  // namespace
+
+DataFeed::DataFeed(Loop& loop, Plan plan, SampleSource& source,
+                   std::function<bool()> stop_requested, Outbox out)
+    : plan_(std::move(plan)),
+      source_(source),
+      stop_requested_(std::move(stop_requested)),
+      out_(std::move(out)),
+      parameters_updated_(loop, WaitName("parameters_updated", "optimizer_shard")),
+      tokens_(i32_bytes(2 * rank_samples(plan_.partition) * source.seq_len())),
+      labels_(i32_bytes(2 * rank_samples(plan_.partition) * source.seq_len())) {}
+
+Task<> DataFeed::run() {
+  for (std::int64_t step = plan_.first_step; step < plan_.n_steps; ++step) {
+    feed(step);
+    const ParametersUpdated before = co_await parameters_updated_.take(step);
+    if (before.stop) co_return;
+  }
+}
+
+void DataFeed::feed(std::int64_t step) {
+  const Partition& partition = plan_.partition;
+  const std::int64_t seq_len = source_.seq_len();
+  const std::int64_t half = step % 2 * rank_samples(partition) * seq_len;
+  const int first = plan_.dp_rank * partition.n_microbatches();
+  const std::int64_t first_sample = partition.samples(first).begin;
+  StepFacts facts;
+  facts.stop_requested = stop_requested_() ? 1 : 0;
+  for (int m = 0; m < partition.n_microbatches(); ++m) {
+    const Range samples = partition.samples(first + m);
+    const std::int64_t begin = half + (samples.begin - first_sample) * seq_len;
+    const std::int64_t n_tokens = samples.size() * seq_len;
+    const MutView tokens = tokens_.view(Dtype::i32, {n_tokens}, i32_bytes(begin));
+    const MutView labels = labels_.view(Dtype::i32, {n_tokens}, i32_bytes(begin));
+    const std::int64_t position = step * partition.global_batch() + samples.begin;
+    fetch_batch(source_, {position, position + samples.size()},
+                {tokens.as<std::int32_t>(), labels.as<std::int32_t>()});
+    const std::int32_t* const label = labels.as<std::int32_t>();
+    facts.n_valid += n_tokens - std::count(label, label + n_tokens, ignored_label);
+    out_.microbatch(step * partition.n_microbatches() + m,
+                    Microbatch(samples.begin, samples.size(), tokens, labels));
+  }
+  out_.step_facts(step * partition.dp + plan_.dp_rank, facts);
+}
+
+ValidationFeed::ValidationFeed(Loop& loop, Plan plan, SampleSource& source,
+                               Port<Microbatch> validation)
+    : plan_(plan),
+      source_(source),
+      validation_(std::move(validation)),
+      wanted_(loop, WaitName("validation wanted", "stage")),
+      tokens_(i32_bytes(2 * plan.microbatch_samples * source.seq_len())),
+      labels_(i32_bytes(2 * plan.microbatch_samples * source.seq_len())) {}
+
+Task<> ValidationFeed::run() {
+  const std::int64_t seq_len = source_.seq_len();
+  const std::int64_t n_total = plan_.n_rounds * plan_.microbatches.size();
+  for (std::int64_t key = 0; key < n_total; ++key) {
+    co_await wanted_.take(key);
+    const std::int64_t index = plan_.microbatches.begin + key % plan_.microbatches.size();
+    const Range samples{index * plan_.microbatch_samples,
+                        std::min(plan_.n_samples, (index + 1) * plan_.microbatch_samples)};
+    const std::int64_t half = i32_bytes(key % 2 * plan_.microbatch_samples * seq_len);
+    const MutView tokens = tokens_.view(Dtype::i32, {samples.size() * seq_len}, half);
+    const MutView labels = labels_.view(Dtype::i32, {samples.size() * seq_len}, half);
+    fetch_batch(source_, samples, {tokens.as<std::int32_t>(), labels.as<std::int32_t>()});
+    validation_(key, Microbatch(samples.begin, samples.size(), tokens, labels));
+  }
+}
+
+}  // namespace llm

@@ -1,0 +1,82 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "actors/messages.h"
+#include "schedules/partition.h"
+#include "src/data/sample_source.h"
+#include "src/rt/inbox.h"
+#include "src/rt/port.h"
+#include "src/rt/task.h"
+#include "tensor/storage.h"
+
+namespace llm {
+
+/// Fetches the samples of its rank's microbatches, one step ahead of the stage.
+///
+///   receives  parameters_updated(step)   from the optimizer: step - 1 is over, its buffer is free
+///   sends     microbatch(step * A + m)   to the stage
+///             step_facts(step * dp + rank)  to the optimizer of every rank: valid tokens, stop
+///   holds     tokens and labels of two steps
+class DataFeed {
+ public:
+  struct Plan {
+    Partition partition;
+    int dp_rank = 0;
+    std::int64_t first_step = 0;
+    std::int64_t n_steps = 0;
+  };
+  struct Outbox {
+    Port<Microbatch> microbatch;
+    Port<StepFacts> step_facts;  ///< leads to all ranks
+  };
+
+  /// `stop_requested` is asked once a step.
+  DataFeed(Loop& loop, Plan plan, SampleSource& source, std::function<bool()> stop_requested,
+           Outbox out);
+
+  Inbox<ParametersUpdated>& parameters_updated() { return parameters_updated_; }
+  Task<> run();
+
+ private:
+  void feed(std::int64_t step);
+
+  const Plan plan_;
+  SampleSource& source_;
+  const std::function<bool()> stop_requested_;
+  const Outbox out_;
+  Inbox<ParametersUpdated> parameters_updated_;
+  Storage tokens_;  // (2, samples of a rank and step, seq_len) i32: by parity of the step
+  Storage labels_;
+};
+
+/// Fetches validation microbatches when the stage wants them.
+///
+///   receives  wanted(round * n + i)       from the stage, at most two outstanding
+///   sends     validation(round * n + i)   to the stage
+///   holds     two microbatches
+class ValidationFeed {
+ public:
+  struct Plan {
+    Range microbatches;                   ///< of the rank, among all of a round
+    std::int64_t microbatch_samples = 1;  ///< the last one may be smaller
+    std::int64_t n_samples = 0;           ///< of the validation set
+    std::int64_t n_rounds = 0;
+  };
+
+  ValidationFeed(Loop& loop, Plan plan, SampleSource& source, Port<Microbatch> validation);
+
+  Inbox<Ready>& wanted() { return wanted_; }
+  Task<> run();
+
+ private:
+  const Plan plan_;
+  SampleSource& source_;
+  const Port<Microbatch> validation_;
+  Inbox<Ready> wanted_;
+  Storage tokens_;  // (2, microbatch_samples, seq_len) i32
+  Storage labels_;
+};
+
+}  // namespace llm

@@ -1,0 +1,130 @@
+#include "actors/optimizer_shard.h"
+
+#include <cmath>
+
+#include "src/rt/event.h"
+#include "tensor/ops/adamw.h"
+
+namespace llm {
+namespace {
+
+const WaitName wait_squares{"sums of squares"};
+const WaitName wait_updated{"weights updated"};
+
+std::int64_t n_chunks(std::int64_t n_elements) {
+  return (n_elements + norm_chunk_elements - 1) / norm_chunk_elements;
+}
+
+}  // namespace
+
+StepScale step_scale(double sum_of_squares, std::int64_t n_valid, int exponent, double clip_norm) {
+  StepScale scale;
+  scale.skip = n_valid == 0 || !std::isfinite(sum_of_squares);
+  if (n_valid == 0) return scale;
+  const double to_mean = std::ldexp(1.0, exponent) / static_cast<double>(n_valid);
+  scale.grad_norm = std::sqrt(sum_of_squares) * to_mean;
+  scale.grad_scale = to_mean;
+  if (clip_norm > 0 && scale.grad_norm > clip_norm) scale.grad_scale *= clip_norm / scale.grad_norm;
+  return scale;
+}
+
+OptimizerShard::OptimizerShard(Loop& loop, Queue& reductions, Queue& compute, Plan plan,
+                               ModelState& state, Outbox out)
+    : loop_(loop),
+      reductions_(reductions),
+      compute_(compute),
+      plan_(plan),
+      state_(state),
+      out_(std::move(out)),
+      step_facts_(loop, WaitName("step_facts", "data_feed of every rank")),
+      reduced_(loop, WaitName("reduced", "gradient_reducer")) {
+  std::int64_t total = 0;
+  for (const ParameterSpec& spec : state_.specs()) {
+    chunk_begin_.push_back(total);
+    total += n_chunks(spec.n_elements());
+  }
+  chunk_sums_ = Storage(total * 8);
+}
+
+Task<> OptimizerShard::run() {
+  const std::vector<Bucket>& buckets = state_.layout().buckets;
+  const auto n_buckets = static_cast<std::int64_t>(buckets.size());
+  const std::int64_t n_chunk_sums = chunk_sums_.n_bytes() / 8;
+  const double* const chunk_sums = chunk_sums_.view(Dtype::f64, {n_chunk_sums}).as<double>();
+  for (std::int64_t step = plan_.first_step; step < plan_.n_steps; ++step) {
+    StepReport report;
+    for (int rank = 0; rank < plan_.dp; ++rank) {
+      const StepFacts facts = co_await step_facts_.take(step * plan_.dp + rank);
+      report.n_valid += facts.n_valid;
+      report.stop |= facts.stop_requested != 0;
+    }
+    for (std::int64_t b = 0; b < n_buckets; ++b) {
+      co_await reduced_.take(step * n_buckets + b);
+      enqueue_squares(buckets[static_cast<std::size_t>(b)]);
+    }
+    Event squared(loop_, wait_squares, step);
+    reductions_.notify([&squared] { squared.set(); });
+    co_await squared;
+
+    double sum = 0;
+    for (std::int64_t i = 0; i < n_chunk_sums; ++i) sum += chunk_sums[i];
+    const StepScale scale =
+        step_scale(sum, report.n_valid, plan_.loss_scale_exponent, plan_.config.clip_norm);
+    report.grad_norm = scale.grad_norm;
+    report.lr = learning_rate(plan_.config.lr, n_updates_);
+    report.skipped = scale.skip;
+    if (!scale.skip) {
+      const OptimizerConfig& c = plan_.config;
+      const AdamwStep adamw_step{static_cast<float>(report.lr),       static_cast<float>(c.beta1),
+                                 static_cast<float>(c.beta2),         static_cast<float>(c.epsilon),
+                                 static_cast<float>(c.weight_decay),  ++n_updates_,
+                                 static_cast<float>(scale.grad_scale)};
+      for (const Bucket& bucket : buckets) enqueue_update(adamw_step, bucket);
+    }
+    Event updated(loop_, wait_updated, step);
+    compute_.notify([&updated] { updated.set(); });
+    co_await updated;
+    report.n_updates = n_updates_;
+    out_.step_report(step, report);
+    const ParametersUpdated next{report.stop};
+    out_.parameters_updated(step + 1, next);
+    if (report.stop) co_return;
+  }
+}
+
+void OptimizerShard::enqueue_squares(const Bucket& bucket) {
+  const MutView sums = chunk_sums_.view(Dtype::f64, {chunk_sums_.n_bytes() / 8});
+  for (const BucketPiece& piece : bucket.pieces) {
+    const std::int64_t first =
+        chunk_begin_[state_.spec_of(piece.tensor)] + piece.elements.begin / norm_chunk_elements;
+    const std::int64_t size = piece.elements.size();
+    sum_of_squares(reductions_, part(state_.flat_gradients(0), piece.flat_begin, {size}),
+                   part(sums, first, {n_chunks(size)}));
+  }
+}
+
+double OptimizerShard::decay_of(std::int64_t tensor) const {
+  switch (state_.specs()[state_.spec_of(tensor)].decay) {
+    case DecayGroup::matrix:
+      return plan_.config.weight_decay;
+    case DecayGroup::embedding:
+      return plan_.config.decay_embeddings ? plan_.config.weight_decay : 0;
+    case DecayGroup::vector:
+      return 0;
+  }
+  return 0;
+}
+
+void OptimizerShard::enqueue_update(const AdamwStep& step, const Bucket& bucket) {
+  for (const BucketPiece& piece : bucket.pieces) {
+    AdamwStep piece_step = step;
+    piece_step.weight_decay = static_cast<float>(decay_of(piece.tensor));
+    const auto range = [&](const MutView& flat) {
+      return part(flat, piece.flat_begin, {piece.elements.size()});
+    };
+    adamw(compute_, piece_step, range(state_.flat_gradients(0)), range(state_.flat_values()),
+          range(state_.flat_m()), range(state_.flat_v()));
+  }
+}
+
+}  // namespace llm
