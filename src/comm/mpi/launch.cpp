@@ -1,0 +1,97 @@
+#include "src/comm/mpi/launch.h"
+
+#include <cstdlib>
+
+#include "fmt/format.h"
+#include "src/base/error.h"
+
+namespace llm {
+namespace {
+
+std::optional<int> number(const Environment& environment, const char* name) {
+  const char* const text = environment(name);
+  if (text == nullptr) return std::nullopt;
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  if (end == text || value < 0 || value > 100'000'000) return std::nullopt;
+  return static_cast<int>(value);
+}
+
+std::optional<int> slurm_ranks_per_node(const Environment& environment) {
+  const int node = number(environment, "SLURM_NODEID").value_or(0);
+  for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
+    if (const char* text = environment(name)) return slurm_tasks_on_node(text, node);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<int> slurm_tasks_on_node(const std::string& text, int node) {
+  const char* at = text.c_str();
+  while (*at != '\0') {
+    char* end = nullptr;
+    const long tasks = std::strtol(at, &end, 10);
+    if (end == at) return std::nullopt;
+    long n_nodes = 1;
+    if (end[0] == '(' && end[1] == 'x') {
+      at = end + 2;
+      n_nodes = std::strtol(at, &end, 10);
+      if (end == at || *end++ != ')') return std::nullopt;
+    }
+    if (node < n_nodes) return static_cast<int>(tasks);
+    node -= static_cast<int>(n_nodes);
+    at = *end == ',' ? end + 1 : end;
+  }
+  return std::nullopt;
+}
+
+Launch read_launch(const Environment& environment, int n_cores) {
+  Launch launch;
+  if (const auto size = number(environment, "OMPI_COMM_WORLD_SIZE")) {
+    launch.launcher = "mpirun";
+    launch.n_ranks = *size;
+    launch.ranks_per_node = number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE");
+    // Bound ranks see their own cores only, and mpirun has already refused to give a core twice.
+    if (environment("OMPI_MCA_orte_bound_at_launch") == nullptr) launch.cores_per_node = n_cores;
+    return launch;
+  }
+  const auto n_tasks = number(environment, "SLURM_STEP_NUM_TASKS");
+  if (const auto size = n_tasks ? n_tasks : number(environment, "SLURM_NTASKS")) {
+    launch.launcher = "srun";
+    launch.n_ranks = *size;
+    launch.ranks_per_node = slurm_ranks_per_node(environment);
+    // Slurm may bind each task to cores of its own: the node's count is what all of them share.
+    const auto on_node = number(environment, "SLURM_CPUS_ON_NODE");
+    launch.cores_per_node = on_node ? *on_node : n_cores;
+  }
+  return launch;
+}
+
+bool is_oversubscribed(const Launch& launch) {
+  return launch.ranks_per_node && launch.cores_per_node &&
+         *launch.ranks_per_node > *launch.cores_per_node;
+}
+
+void check_slurm_plugin(const Environment& environment) {
+  const char* const plugin = environment("SLURM_MPI_TYPE");
+  const bool by_srun = environment("SLURM_PROCID") != nullptr && plugin != nullptr &&
+                       environment("OMPI_COMM_WORLD_SIZE") == nullptr;
+  if (!by_srun || environment("PMIX_RANK") != nullptr) return;
+  const int n_tasks = number(environment, "SLURM_NTASKS").value_or(1);
+  if (n_tasks <= 1) return;
+  throw ConfigError(
+      fmt::format("srun started {} tasks with --mpi={}, which this MPI cannot use (it would see 1 "
+                  "rank); start with: srun --mpi=pmix",
+                  n_tasks, plugin));
+}
+
+void check_world_size(const Launch& launch, int n_mpi_ranks) {
+  if (launch.n_ranks <= 1 || n_mpi_ranks != 1) return;
+  throw ConfigError(fmt::format(
+      "{} says {} ranks, but MPI sees {}: each rank would train alone; start with: {}",
+      launch.launcher == "srun" ? "Slurm" : launch.launcher, launch.n_ranks, n_mpi_ranks,
+      launch.launcher == "srun" ? "srun --mpi=pmix" : "the mpirun of the MPI it was built with"));
+}
+
+}  // namespace llm

@@ -1,0 +1,59 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace llm {
+
+/// This rank's clock against rank 0's.
+struct ClockAlignment {
+  std::int64_t origin_ns = 0;  ///< this rank's now_ns() at the time that all ranks call 0
+  std::int64_t uncertainty_ns =
+      0;  ///< half of the best round trip: the origin is off by at most that
+};
+
+/// MPI from start-up to its end, for the whole process; one at a time. Used on one thread
+/// (MPI_THREAD_FUNNELED). Its calls block and belong to start-up and end; messages go by
+/// MpiTransport. A process that leaves without finish() takes all ranks with it: MPI_Finalize on
+/// the way out of an error would wait for peers forever.
+class MpiSession {
+ public:
+  /// Starts MPI; makes waiting ranks yield where they outnumber cores. Throws ConfigError for a
+  /// launch that cannot work, naming both numbers and the command that does.
+  MpiSession();
+  ~MpiSession() = default;
+  MpiSession(const MpiSession&) = delete;
+  MpiSession& operator=(const MpiSession&) = delete;
+
+  int rank() const { return rank_; }
+  int n_ranks() const { return n_ranks_; }
+  int local_rank() const { return local_rank_; }          ///< place on this node
+  int ranks_per_node() const { return ranks_per_node_; }  ///< on this node
+
+  /// Every rank returns rank 0's text.
+  std::string broadcast(std::string text) const;
+  /// Rank 0 returns all ranks' texts in rank order, the others nothing.
+  std::vector<std::string> gather(const std::string& text) const;
+  void barrier() const;
+  /// Rank 0's present becomes the origin of all ranks' clocks. Takes about 20 round trips a rank.
+  ClockAlignment align_clocks() const;
+
+  /// Success only, on every rank: waits for all and shuts MPI down.
+  void finish();
+  /// Ends every rank with `code` (1 .. 255). Callable from any thread.
+  [[noreturn]] void abort(int code) const;
+
+ private:
+  int rank_ = 0;
+  int n_ranks_ = 1;
+  int local_rank_ = 0;
+  int ranks_per_node_ = 1;
+};
+
+/// Main's body on every rank. Returns what `body` returns, after finish(). An exception prints one
+/// line "error: rank R: message" and ends all ranks with the Error's exit code (70 for any other).
+/// Of several ranks that fail together one a node prints it: the others wait for their end.
+int run_and_report(MpiSession& session, const std::function<int()>& body);
+
+}  // namespace llm
