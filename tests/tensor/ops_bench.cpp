@@ -1,0 +1,297 @@
+// Speed of every op at the sizes of a 10M-parameter model's step: 8 samples of 256 tokens, width
+// 384, 6 heads, 6 layers, 256 ids. Prints each op's time, rate and share of a step beside the
+// machine's peak.
+#include <fmt/format.h>
+#include <immintrin.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "src/base/philox.h"
+#include "tensor/ops/activation.h"
+#include "tensor/ops/adamw.h"
+#include "tensor/ops/attention.h"
+#include "tensor/ops/cross_entropy.h"
+#include "tensor/ops/dropout.h"
+#include "tensor/ops/elementwise.h"
+#include "tensor/ops/embedding.h"
+#include "tensor/ops/linear.h"
+#include "tensor/ops/matmul.h"
+#include "tensor/ops/norm.h"
+#include "tensor/storage.h"
+
+namespace {
+
+using namespace llm;
+
+constexpr std::int64_t B = 8, T = 256, C = 384, H = 6, F = 1536, V = 256, L = 6, n = B * T;
+constexpr std::int64_t n_parameters = 10'800'000;
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// The median of several runs, in seconds.
+double median_of(const std::function<void()>& run) {
+  run();
+  std::vector<double> times;
+  const double begin = seconds_now();
+  while (times.size() < 5 || (seconds_now() - begin < 0.15 && times.size() < 200)) {
+    const double start = seconds_now();
+    run();
+    times.push_back(seconds_now() - start);
+  }
+  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2),
+                   times.end());
+  return times[times.size() / 2];
+}
+
+__attribute__((target("avx512f"))) double fma_avx512(std::int64_t n_rounds) {
+  __m512 sums[16];
+  for (auto& sum : sums) sum = _mm512_set1_ps(1);
+  const __m512 factor = _mm512_set1_ps(0.999f);
+  for (std::int64_t i = 0; i < n_rounds; ++i) {
+    for (auto& sum : sums) sum = _mm512_fmadd_ps(sum, factor, factor);
+  }
+  for (auto& sum : sums) sums[0] = _mm512_add_ps(sums[0], sum);
+  return static_cast<double>(_mm512_reduce_add_ps(sums[0]));
+}
+
+__attribute__((target("avx2,fma"))) double fma_avx2(std::int64_t n_rounds) {
+  __m256 sums[12];
+  for (auto& sum : sums) sum = _mm256_set1_ps(1);
+  const __m256 factor = _mm256_set1_ps(0.999f);
+  for (std::int64_t i = 0; i < n_rounds; ++i) {
+    for (auto& sum : sums) sum = _mm256_fmadd_ps(sum, factor, factor);
+  }
+  float lane[8];
+  for (auto& sum : sums) sums[0] = _mm256_add_ps(sums[0], sum);
+  _mm256_storeu_ps(lane, sums[0]);
+  return static_cast<double>(lane[0]);
+}
+
+/// GFLOP/s of independent multiply-adds on one thread; 0 where the machine has no FMA.
+double peak_gflops() {
+  constexpr std::int64_t n_rounds = 2'000'000;
+  volatile double sink = 0;
+  if (__builtin_cpu_supports("avx512f")) {
+    const double seconds = median_of([&] { sink = fma_avx512(n_rounds); });
+    return 2.0 * 16 * 16 * n_rounds / seconds / 1e9;
+  }
+  if (__builtin_cpu_supports("fma")) {
+    const double seconds = median_of([&] { sink = fma_avx2(n_rounds); });
+    return 2.0 * 12 * 8 * n_rounds / seconds / 1e9;
+  }
+  return 0;
+}
+
+struct Row {
+  std::string name;
+  double flops;
+  double bytes;
+  double per_step;  ///< how often a step of the model runs it
+  std::function<void(Queue&)> put;
+};
+
+class Bench {
+ public:
+  MutView floats(Shape shape) {
+    storages_.emplace_back(std::max<std::int64_t>(1, shape.n_elements()) * 4);
+    const MutView view = storages_.back().view(Dtype::f32, shape);
+    for (std::int64_t i = 0; i < shape.n_elements(); ++i) {
+      view.as<float>()[i] = uniform_from(philox_at(7, static_cast<std::uint64_t>(i))[0]) - 0.5f;
+    }
+    return view;
+  }
+
+  MutView ids(Shape shape) {
+    storages_.emplace_back(shape.n_elements() * 4);
+    const MutView view = storages_.back().view(Dtype::i32, shape);
+    for (std::int64_t i = 0; i < shape.n_elements(); ++i) {
+      view.as<std::int32_t>()[i] =
+          static_cast<std::int32_t>(philox_at(9, static_cast<std::uint64_t>(i))[0] % V);
+    }
+    return view;
+  }
+
+  void measure(const Row& row) {
+    Queue queue;
+    std::int64_t n_tiles = 0;
+    double tile_ms_max = 0;
+    row.put(queue);
+    queue.finish();
+    queue.observe([&](const char*, std::int64_t begin_ns, std::int64_t end_ns) {
+      ++n_tiles;
+      tile_ms_max = std::max(tile_ms_max, static_cast<double>(end_ns - begin_ns) / 1e6);
+    });
+    row.put(queue);
+    queue.finish();
+    queue.observe(nullptr);
+    const double seconds = median_of([&] {
+      row.put(queue);
+      queue.finish();
+    });
+    const double step_ms = seconds * 1e3 * row.per_step;
+    (row.flops > 0 ? product_ms_ : other_ms_) += step_ms;
+    fmt::print("{:34} {:9.3f} ms {:7.1f} {} {:5} tiles {:7.2f} ms {:9.2f}\n", row.name,
+               seconds * 1e3, (row.flops > 0 ? row.flops : row.bytes) / seconds / 1e9,
+               row.flops > 0 ? "GFLOP/s" : "GB/s   ", n_tiles, tile_ms_max, step_ms);
+  }
+
+  void summary() const {
+    fmt::print("{:34} {:9.1f} ms products and attention, {:.1f} ms the rest, {:.1f} ms together\n",
+               "one step of the model", product_ms_, other_ms_, product_ms_ + other_ms_);
+  }
+
+ private:
+  std::vector<Storage> storages_;
+  double product_ms_ = 0;
+  double other_ms_ = 0;
+};
+
+void linears(Bench& bench, const std::string& name, std::int64_t n_in, std::int64_t n_out,
+             double per_step) {
+  const MutView x = bench.floats({n, n_in}), y = bench.floats({n, n_out});
+  const MutView w = bench.floats({n_out, n_in}), bias = bench.floats({n_out});
+  const double flops = 2.0 * n * static_cast<double>(n_in * n_out);
+  const auto raw = [=](Queue& queue) {
+    queue.work("sgemm", [=] {
+      matmul({.transpose_a = false,
+              .transpose_b = true,
+              .m = n,
+              .n = n_out,
+              .k = n_in,
+              .alpha = 1,
+              .a = x.as<float>(),
+              .lda = n_in,
+              .b = w.as<float>(),
+              .ldb = n_in,
+              .beta = 0,
+              .c = y.as<float>(),
+              .ldc = n_out});
+    });
+  };
+  bench.measure({name + " raw sgemm (not in the step)", flops, 0, 0, raw});
+  bench.measure({name + " forward", flops, 0, per_step,
+                 [=](Queue& queue) { linear_forward(queue, x, w, bias, y); }});
+  bench.measure({name + " backward input", flops, 0, per_step,
+                 [=](Queue& queue) { linear_backward_input(queue, y, w, Write::set, x); }});
+  bench.measure({name + " backward weight", flops, 0, per_step,
+                 [=](Queue& queue) { linear_backward_weight(queue, x, y, Write::set, w, bias); }});
+}
+
+void attentions(Bench& bench) {
+  const AttentionShape shape{B, T, H, H, C / H};
+  const MutView qkv = bench.floats({n, 3 * C}), dqkv = bench.floats({n, 3 * C});
+  const MutView out = bench.floats({n, C}), dout = bench.floats({n, C});
+  const MutView statistic = bench.floats({B, H, T});
+  const double half = 2.0 * B * H * (C / H) * static_cast<double>(T * (T + 1)) / 2;
+  bench.measure({"attention forward (causal flops)", 2 * half, 0, L,
+                 [=](Queue& queue) { attention_forward(queue, shape, qkv, {}, out, statistic); }});
+  bench.measure({"attention backward", 5 * half, 0, L, [=](Queue& queue) {
+                   attention_backward(queue, shape, qkv, out, statistic, dout, {}, dqkv);
+                 }});
+  const Dropout dropout{.p = 0.1f};
+  bench.measure({"attention forward, dropout", 2 * half, 0, 0, [=](Queue& queue) {
+                   attention_forward(queue, shape, qkv, dropout, out, statistic);
+                 }});
+  bench.measure({"rope (not in the step)", 0, 16.0 * n * C, 0,
+                 [=](Queue& queue) { rope_forward(queue, shape, 10000, qkv); }});
+}
+
+void activations(Bench& bench) {
+  const MutView x = bench.floats({n, F}), y = bench.floats({n, F}), up = bench.floats({n, F});
+  const MutView z = bench.floats({n, F});
+  const double bytes = 4.0 * n * F;
+  const std::pair<Activation, const char*> kinds[] = {{Activation::gelu_tanh, "gelu_tanh"},
+                                                      {Activation::gelu, "gelu"},
+                                                      {Activation::silu, "silu"},
+                                                      {Activation::relu, "relu"}};
+  for (const auto& [f, name] : kinds) {
+    const double per_step = f == Activation::gelu_tanh ? L : 0;
+    bench.measure({std::string(name) + " forward", 0, 2 * bytes, per_step,
+                   [=, f = f](Queue& queue) { activation_forward(queue, f, x, y); }});
+    bench.measure({std::string(name) + " backward", 0, 3 * bytes, per_step,
+                   [=, f = f](Queue& queue) { activation_backward(queue, f, x, y, y); }});
+  }
+  bench.measure({"silu gate forward", 0, 3 * bytes, 0,
+                 [=](Queue& queue) { gated_forward(queue, Activation::silu, x, up, y); }});
+  bench.measure({"silu gate backward", 0, 5 * bytes, 0,
+                 [=](Queue& queue) { gated_backward(queue, Activation::silu, x, up, y, z, y); }});
+}
+
+void norms(Bench& bench) {
+  const MutView x = bench.floats({n, C}), y = bench.floats({n, C}), dx = bench.floats({n, C});
+  const MutView w = bench.floats({C}), bias = bench.floats({C}), dw = bench.floats({C});
+  const MutView db = bench.floats({C}), mean = bench.floats({n}), rstd = bench.floats({n});
+  const double bytes = 4.0 * n * C;
+  bench.measure({"layer_norm forward", 0, 2 * bytes, 2 * L + 1, [=](Queue& queue) {
+                   layer_norm_forward(queue, x, w, bias, 1e-5f, y, mean, rstd);
+                 }});
+  bench.measure({"layer_norm backward", 0, 4 * bytes, 2 * L + 1, [=](Queue& queue) {
+                   layer_norm_backward(queue, x, w, mean, rstd, y, Write::add, dx, Write::set, dw,
+                                       db);
+                 }});
+  bench.measure({"rms_norm forward", 0, 2 * bytes, 0,
+                 [=](Queue& queue) { rms_norm_forward(queue, x, w, 1e-5f, y, rstd); }});
+  bench.measure({"rms_norm backward", 0, 4 * bytes, 0, [=](Queue& queue) {
+                   rms_norm_backward(queue, x, w, rstd, y, Write::add, dx, Write::set, dw);
+                 }});
+}
+
+void the_rest(Bench& bench) {
+  const MutView x = bench.floats({n, C}), y = bench.floats({n, C}), z = bench.floats({n, C});
+  const double bytes = 4.0 * n * C;
+  bench.measure({"add (residual)", 0, 3 * bytes, 2 * L, [=](Queue& q) { add(q, x, y); }});
+  const Dropout dropout{.p = 0.1f};
+  bench.measure({"dropout + residual", 0, 3 * bytes, 0,
+                 [=](Queue& queue) { dropout_forward(queue, dropout, T, x, z, y); }});
+  bench.measure({"dropout backward", 0, 2 * bytes, 0,
+                 [=](Queue& queue) { dropout_backward(queue, dropout, T, x, y); }});
+  const MutView tokens = bench.ids({n}), table = bench.floats({V, C}),
+                positions = bench.floats({T, C});
+  bench.measure({"embedding forward", 0, 3 * bytes, 1,
+                 [=](Queue& queue) { embedding_forward(queue, tokens, table, positions, T, y); }});
+  bench.measure({"embedding backward", 0, 5 * bytes, 1, [=](Queue& queue) {
+                   embedding_backward(queue, tokens, y, T, Write::set, table, positions);
+                 }});
+  const MutView logits = bench.floats({n, V}), losses = bench.floats({n});
+  bench.measure({"cross_entropy, fused gradient", 0, 8.0 * n * V, 1, [=](Queue& queue) {
+                   cross_entropy_forward_backward(queue, tokens, 1, logits, losses);
+                 }});
+  const MutView w = bench.floats({n_parameters}), g = bench.floats({n_parameters});
+  const MutView m = bench.floats({n_parameters}), v = bench.floats({n_parameters});
+  fill(*std::make_unique<Queue>(), 0, v);
+  const AdamwStep step{1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1.0f};
+  bench.measure({"adamw", 0, 28.0 * n_parameters, 1, [=](Queue& queue) {
+                   fill(queue, 0, part(v, 0, {1}));
+                   adamw(queue, step, g, w, m, v);
+                 }});
+  Storage sums((n_parameters / norm_chunk_elements + 1) * 8);
+  const MutView chunks = sums.view(Dtype::f64, {n_parameters / norm_chunk_elements + 1});
+  bench.measure({"sum_of_squares", 0, 4.0 * n_parameters, 1,
+                 [=](Queue& queue) { sum_of_squares(queue, g, chunks); }});
+}
+
+}  // namespace
+
+int main() {
+  fmt::print("peak of multiply-adds on one thread: {:.1f} GFLOP/s\n", peak_gflops());
+  fmt::print("{:34} {:>12} {:>15} {:>11} {:>10} {:>9}\n", "op", "time", "rate", "cut", "longest",
+             "ms/step");
+  Bench bench;
+  linears(bench, "qkv 384-1152", C, 3 * C, L);
+  linears(bench, "projection 384-384", C, C, L);
+  linears(bench, "up 384-1536", C, F, L);
+  linears(bench, "down 1536-384", F, C, L);
+  linears(bench, "head 384-256", C, V, 1);
+  attentions(bench);
+  activations(bench);
+  norms(bench);
+  the_rest(bench);
+  bench.summary();
+}
