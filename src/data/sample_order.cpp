@@ -37,13 +37,15 @@ std::int64_t Permutation::operator()(std::int64_t index) const {
     }
     value = row * columns_ + column;
   } while (value >= n_);
-  return static_cast<std::int64_t>(value);
+  // With few elements the rounds alone prefer some places by a tenth; a turn by a random amount
+  // makes every image of an index equally likely.
+  return static_cast<std::int64_t>((value + round_value(key_, n_rounds, 0) % n_) % n_);
 }
 
 std::int64_t sample_at(std::uint64_t seed, std::int64_t epoch, std::int64_t index, std::int64_t n) {
-  const std::uint64_t key =
-      mix_key(mix_key(seed, "sample_order"), static_cast<std::uint64_t>(epoch));
-  return Permutation(key, n)(index);
+  constexpr std::uint64_t sample_order = 0x726564726F;  // "order": other draws have other names
+  return Permutation(mix_key(mix_key(seed, sample_order), static_cast<std::uint64_t>(epoch)),
+                     n)(index);
 }
 
 SampleOrder::SampleOrder(const Config& config) : config_(config) {

@@ -6,7 +6,7 @@ namespace llm {
 /// A permutation of [0, n), computed point by point: no index file, no memory. Four Feistel rounds
 /// over Z_rows x Z_columns, rows * columns in [n, n + rows), with Philox as round function; an
 /// image at or above n is mapped again until it falls below (cycle walking), which keeps it a
-/// permutation.
+/// permutation; a rotation by a random amount comes last.
 class Permutation {
  public:
   /// n >= 1

@@ -14,6 +14,12 @@ namespace {
 constexpr std::size_t piece_bytes = 64 * 1024;
 constexpr std::int64_t piece_tokens = 32 * 1024;
 
+/// A message shows the beginning of what may be a line of megabytes.
+std::string shortened(const std::string& text) {
+  constexpr std::size_t n_max = 200;
+  return text.size() <= n_max ? text : text.substr(0, n_max) + " ...";
+}
+
 /// The text of one JSON line; `where` is file:line.
 std::string text_of(std::string_view line, const std::string& field, const std::string& where) {
   nlohmann::json value;
@@ -21,7 +27,7 @@ std::string text_of(std::string_view line, const std::string& field, const std::
     value = nlohmann::json::parse(line);
   } catch (const nlohmann::json::parse_error& error) {
     throw DataError(fmt::format("{}: is not valid JSON (at byte {} of the line): {}", where,
-                                error.byte, error.what()));
+                                error.byte, shortened(error.what())));
   }
   if (!value.is_object()) {
     throw DataError(fmt::format("{}: is {} and not an object with the field \"{}\"", where,
@@ -32,7 +38,7 @@ std::string text_of(std::string_view line, const std::string& field, const std::
     std::string names;
     for (const auto& item : value.items()) names += (names.empty() ? "" : ", ") + item.key();
     throw DataError(fmt::format("{}: has no field \"{}\"; its fields: {}", where, field,
-                                names.empty() ? "none" : names));
+                                names.empty() ? "none" : shortened(names)));
   }
   if (!found->is_string()) {
     throw DataError(fmt::format("{}: the field \"{}\" is {} and not a string", where, field,

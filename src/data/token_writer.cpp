@@ -39,14 +39,26 @@ TokenWriter::TokenWriter(const Config& config)
 }
 
 void TokenWriter::write(const std::int32_t* ids, std::int64_t n) {
-  const std::size_t token_bytes = wide_ ? 4 : 2;
-  for (std::int64_t i = 0; i < n; ++i) {
-    std::array<std::byte, 4> bytes{};
-    std::memcpy(bytes.data(), ids + i, sizeof bytes);  // little-endian: the low bytes come first
-    block_.insert(block_.end(), bytes.data(), bytes.data() + token_bytes);
-    if (block_.size() == block_bytes) flush();
-  }
   n_tokens_ += n;
+  const std::int64_t token_bytes = wide_ ? 4 : 2;
+  while (n > 0) {
+    const std::size_t used = block_.size();
+    const std::int64_t room = static_cast<std::int64_t>(block_bytes - used) / token_bytes;
+    const std::int64_t n_here = std::min(n, room);
+    block_.resize(used + static_cast<std::size_t>(n_here * token_bytes));
+    std::byte* out = block_.data() + used;
+    if (wide_) {
+      std::memcpy(out, ids, static_cast<std::size_t>(n_here * token_bytes));
+    } else {
+      for (std::int64_t i = 0; i < n_here; ++i) {
+        const auto id = static_cast<std::uint16_t>(ids[i]);
+        std::memcpy(out + 2 * i, &id, sizeof id);
+      }
+    }
+    if (block_.size() == block_bytes) flush();
+    ids += n_here;
+    n -= n_here;
+  }
 }
 
 void TokenWriter::flush() {
