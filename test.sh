@@ -20,51 +20,52 @@ for argument in "$@"; do
   esac
 done
 
-logs=()
+# What count_tests.py adds up: LABEL=LOG=STATUS of each run.
+runs=()
 # run LABEL FOLDER SETUP [meson test argument...]: SETUP is one of those in tests/lint/meson.build.
 run() {
-  local label=$1 folder=$2 setup=$3 log=$2/meson-logs/$1.json
+  local label=$1 folder=$2 setup=$3 log=$2/meson-logs/$1.json status
   shift 3
-  rm -f "$folder"/meson-logs/testlog*.json
-  logs+=("$label=$log")
+  rm -f "$folder"/meson-logs/testlog*.json "$log"
   meson test -C "$folder" --no-rebuild --print-errorlogs --setup "$setup" "$@" \
     ${arguments[@]+"${arguments[@]}"} </dev/null
-  # meson's status is not what counts: it is 0 for a run in which every test was skipped or none matched.
+  status=$?
   mv -f "$folder"/meson-logs/testlog*.json "$log" 2>/dev/null
+  runs+=("$label=$log=$status")
 }
 
-# make LABEL FOLDER COMPILER [meson option...]: a build that fails counts as one failed test.
-make() {
+# prepare LABEL FOLDER COMPILER [meson option...]: a build that fails counts as one failed test.
+prepare() {
   local label=$1 folder=$2 compiler=$3
   shift 3
   configure "$folder" "$compiler" "$@" && build "$folder" && return 0
-  logs+=("$label=$folder/no-build.json")
+  runs+=("$label=not-built=1")
   return 1
 }
 
 install_missing build
 for argument in ${arguments[@]+"${arguments[@]}"}; do
-  [ "$argument" = --list ] && make default build "$(default_compiler)" && exec meson test -C build --list
+  [ "$argument" = --list ] && prepare default build "$(default_compiler)" && exec meson test -C build --list
 done
 if [ -z "$full" ]; then
-  say "building (the first time takes a few minutes)"
-  make default build "$(default_compiler)" && run default build default
+  [ -e build/.built ] || say "building (once; takes a few minutes)"
+  prepare default build "$(default_compiler)" && run default build default
 else
   say "== $(default_compiler), full counts"
-  make full build "$(default_compiler)" && run full build full
+  prepare full build "$(default_compiler)" && run full build full
   if command -v g++ >/dev/null 2>&1; then
     say "== g++"
-    make gcc build-gcc g++ && run gcc build-gcc default
+    prepare gcc build-gcc g++ && run gcc build-gcc default
   else
     say "g++ is not here: its run is left out"
   fi
   say "== sanitizers"
   export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-  if make sanitizers build-asan "$(default_compiler)" -Db_sanitize=address,undefined -Db_lundef=false; then
+  if prepare sanitizers build-asan "$(default_compiler)" -Db_sanitize=address,undefined -Db_lundef=false; then
     # Open MPI keeps memory to the end of the process, so leaks are looked for where it does not run.
     ASAN_OPTIONS=detect_leaks=1 run sanitizers-unit build-asan sanitizers --suite unit --no-suite full
     ASAN_OPTIONS=detect_leaks=0 run sanitizers build-asan sanitizers \
       --no-suite unit --no-suite lint --no-suite full
   fi
 fi
-python3 scripts/count_tests.py "${logs[@]}"
+python3 scripts/count_tests.py "${runs[@]}"
