@@ -12,7 +12,7 @@ namespace llm {
 /// are the defaults. A member that is optional stands for a field that may be null. Filled by
 /// load_config() only, which checks every rule: who holds a Config need not check again.
 
-struct ModelConfig {
+struct ModelSection {
   std::int64_t hidden_size = 512;
   std::int64_t num_heads = 8;
   std::optional<std::int64_t> num_kv_heads;
@@ -37,7 +37,7 @@ struct ModelConfig {
   std::int64_t n_kv_heads() const { return num_kv_heads.value_or(num_heads); }
   std::int64_t mlp_size() const { return intermediate_size.value_or(4 * hidden_size); }
   std::int64_t head_size() const { return hidden_size / num_heads; }
-  bool operator==(const ModelConfig&) const = default;
+  bool operator==(const ModelSection&) const = default;
 };
 
 struct TrainingConfig {
@@ -145,7 +145,7 @@ struct NumericsConfig {
 };
 
 struct Config {
-  ModelConfig model;
+  ModelSection model;
   TrainingConfig training;
   OptimizationConfig optimization;
   DataConfig data;

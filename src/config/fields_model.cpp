@@ -3,7 +3,7 @@
 namespace llm {
 namespace {
 
-void guide_only(Rows<ModelConfig>& rows) {
+void guide_only(Rows<ModelSection>& rows) {
   rows.guide("attn_impl", Kind::text, "Attention of the guide's registry; there is one here.")
       .of({"mha", "flash_attn"})
       .without("mla", "multi-head latent attention is not in this version; write attn_impl: mha")
@@ -34,7 +34,7 @@ void guide_only(Rows<ModelConfig>& rows) {
 }  // namespace
 
 std::vector<Field> model_fields() {
-  using M = ModelConfig;
+  using M = ModelSection;
   Rows<M> rows("model", &Config::model);
   rows.add("hidden_size", &M::hidden_size,
            "Width of the residual stream (C); a multiple of num_heads.")

@@ -83,13 +83,13 @@ class Settings {
         break;
       }
     }
-    const Value value =
-        is_only_refused(field) ? Value{raw.text} : parse_value(raw, field.kind, place, path);
+    if (is_only_refused(field)) return Value{shown(raw)};
+    const Value value = parse_value(raw, field.kind, place, path);
     check_range(field, value, place);
     return value;
   }
 
-  /// Fields that take nothing but null need no type.
+  /// A field that takes nothing but null needs no type.
   static bool is_only_refused(const Field& field) {
     return !field.is_stored() && field.accepted == std::vector<Value>{Value{}};
   }

@@ -39,7 +39,7 @@ std::string divisors_near(std::int64_t n, std::int64_t x) {
 }
 
 void check_model(const LoadedConfig& loaded) {
-  const ModelConfig& model = loaded.config.model;
+  const ModelSection& model = loaded.config.model;
   if (model.hidden_size % model.num_heads != 0) {
     refuse(place_of(loaded, {"model.num_heads", "model.hidden_size"}), "model.num_heads",
            fmt::format("{} does not divide model.hidden_size {}; use {}", model.num_heads,
@@ -77,15 +77,14 @@ void check_lengths(const LoadedConfig& loaded) {
            fmt::format("{} is more than training.max_steps {}; lower it", training.warmup_steps,
                        training.max_steps));
   }
-  const std::int64_t decay = training.wsd_decay_steps.value_or(1);
-  if (training.scheduler_type == "wsd" && training.max_steps > 0 &&
-      training.warmup_steps + decay > training.max_steps) {
+  if (training.scheduler_type == "wsd" && training.wsd_decay_steps && training.max_steps > 0 &&
+      training.warmup_steps + *training.wsd_decay_steps > training.max_steps) {
     refuse(place_of(loaded,
                     {"training.wsd_decay_steps", "training.warmup_steps", "training.max_steps"}),
            "training.wsd_decay_steps",
            fmt::format("{} and training.warmup_steps {} are more than training.max_steps {}; lower "
                        "one",
-                       decay, training.warmup_steps, training.max_steps));
+                       *training.wsd_decay_steps, training.warmup_steps, training.max_steps));
   }
   if (config.distributed.pp_n_microbatches > training.batch_size) {
     refuse(

@@ -11,23 +11,6 @@
 namespace llm {
 namespace {
 
-/// What `text` is called in a message that shows it.
-std::string shown(const RawValue& raw) {
-  switch (raw.form) {
-    case RawValue::Form::null:
-      return "null";
-    case RawValue::Form::list:
-      return "a list";
-    case RawValue::Form::nested:
-      return "a map or a list of lists";
-    case RawValue::Form::plain:
-      return raw.text.empty() ? "an empty value" : printable(raw.text);
-    case RawValue::Form::quoted:
-      return "\"" + printable(raw.text) + "\"";
-  }
-  return {};
-}
-
 std::string without_underscores(const std::string& text) {
   std::string digits;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -174,6 +157,22 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
+std::string shown(const RawValue& raw) {
+  switch (raw.form) {
+    case RawValue::Form::null:
+      return "null";
+    case RawValue::Form::list:
+      return "a list";
+    case RawValue::Form::nested:
+      return "a map or a list of lists";
+    case RawValue::Form::plain:
+      return raw.text.empty() ? "an empty value" : printable(raw.text);
+    case RawValue::Form::quoted:
+      return "\"" + printable(raw.text) + "\"";
+  }
+  return {};
+}
+
 std::string_view kind_name(Kind kind) {
   switch (kind) {
     case Kind::boolean:
@@ -266,7 +265,8 @@ std::optional<std::string> nearest_name(std::string_view name,
                                         const std::vector<std::string>& candidates) {
   if (name.size() > 64) return std::nullopt;
   std::optional<std::string> nearest;
-  std::size_t least = std::max<std::size_t>(2, name.size() / 3) + 1;
+  const std::size_t n_edits_max = name.size() <= 3 ? 1 : std::max<std::size_t>(2, name.size() / 3);
+  std::size_t least = n_edits_max + 1;
   for (const std::string& candidate : candidates) {
     const std::size_t distance = edit_distance(name, candidate);
     if (distance < least && distance < candidate.size()) {

@@ -31,6 +31,9 @@ struct RawValue {
   std::vector<std::string> items;  ///< list
 };
 
+/// How a message shows it: its text, or "a list".
+std::string shown(const RawValue& raw);
+
 /// Where something stands: "file:line:column", "environment NAME" or "command line".
 using Place = std::string;
 
