@@ -12,9 +12,16 @@ namespace llm {
 struct RowCut {
   std::int64_t n_rows;
   std::int64_t rows_per_tile;
-  std::int64_t n_tiles() const { return (n_rows + rows_per_tile - 1) / rows_per_tile; }
+  /// A last tile of fewer rows joins the one before it.
+  std::int64_t least_rows = 1;
+  std::int64_t n_tiles() const {
+    const std::int64_t n_whole = n_rows / rows_per_tile;
+    const std::int64_t rest = n_rows % rows_per_tile;
+    return n_whole + (n_whole == 0 ? rest > 0 : rest >= least_rows);
+  }
   Range rows(std::int64_t tile) const {
-    return {tile * rows_per_tile, std::min(n_rows, (tile + 1) * rows_per_tile)};
+    const std::int64_t begin = tile * rows_per_tile;
+    return {begin, tile + 1 == n_tiles() ? n_rows : begin + rows_per_tile};
   }
 };
 
@@ -23,11 +30,14 @@ inline constexpr std::int64_t tile_flops = 200'000'000;
 /// Traffic of one tile: about 1.5 ms at 20 GB/s.
 inline constexpr std::int64_t tile_bytes = 30'000'000;
 
-/// Rows of a product. A multiple of `granule` rows keeps the library's inner kernels full.
-inline RowCut cut_by_flops(std::int64_t n_rows, std::int64_t flops_per_row,
-                           std::int64_t granule = 64) {
+/// oneDNN's products give a row the same bits in any number of rows from 16 on; below, x W^T takes
+/// another kernel (measured by tests/tensor/matmul_test.cpp).
+inline constexpr std::int64_t least_product_rows = 16;
+
+/// Rows of a product. Multiples of 64 keep the library's inner kernels full.
+inline RowCut cut_by_flops(std::int64_t n_rows, std::int64_t flops_per_row) {
   const std::int64_t rows = tile_flops / std::max<std::int64_t>(1, flops_per_row);
-  return {n_rows, std::max(granule, rows / granule * granule)};
+  return {n_rows, std::max<std::int64_t>(64, rows / 64 * 64), least_product_rows};
 }
 
 /// Rows of an op that memory bounds. `bytes_per_row` counts reads and writes.

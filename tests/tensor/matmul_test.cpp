@@ -1,0 +1,89 @@
+#include "tensor/ops/matmul.h"
+
+#include "tests/tensor/support.h"
+
+using namespace llm;
+using namespace llm::test;
+
+namespace {
+
+struct Size {
+  std::int64_t m, n, k;
+};
+
+Matmul product(bool transpose_a, bool transpose_b, Size s, const Tensor& a, const Tensor& b,
+               float beta, const Tensor& c) {
+  return {.transpose_a = transpose_a,
+          .transpose_b = transpose_b,
+          .m = s.m,
+          .n = s.n,
+          .k = s.k,
+          .alpha = 0.5f,
+          .a = a.data(),
+          .lda = transpose_a ? s.m : s.k,
+          .b = b.data(),
+          .ldb = transpose_b ? s.k : s.n,
+          .beta = beta,
+          .c = c.data(),
+          .ldc = s.n};
+}
+
+}  // namespace
+
+TEST_CASE("a product by hand") {
+  const Tensor a = tensor_of({2, 2}, {1, 2, 3, 4});
+  const Tensor b = tensor_of({2, 2}, {5, 6, 7, 8});
+  Tensor c({2, 2});
+  matmul(product(false, false, {2, 2, 2}, a, b, 0, c));
+  check_close(c, Doubles{9.5, 11, 21.5, 25}, 0);
+  matmul(product(false, true, {2, 2, 2}, a, b, 1, c));
+  check_close(c, Doubles{9.5 + 8.5, 11 + 11.5, 21.5 + 19.5, 25 + 26.5}, 0);
+}
+
+TEST_CASE("the library's product agrees with the definition for every transposition") {
+  const std::vector<Size> sizes = {
+      {1, 1, 1}, {3, 17, 65}, {65, 3, 17}, {48, 64, 100}, {7, 130, 33}};
+  for (const Size& s : sizes) {
+    for (int kind = 0; kind < 8; ++kind) {
+      const Tensor a = random_tensor({s.m * s.k}, 1), b = random_tensor({s.k * s.n}, 2);
+      const Tensor fast = random_tensor({s.m, s.n}, 3), plain = random_tensor({s.m, s.n}, 3);
+      const float beta = kind & 4 ? 1.0f : 0.0f;
+      matmul(product(kind & 1, kind & 2, s, a, b, beta, fast));
+      matmul_plain(product(kind & 1, kind & 2, s, a, b, beta, plain));
+      check_close(fast, plain, 1e-6);  // sums of at most 100 products below 1
+    }
+  }
+}
+
+TEST_CASE("a product without terms is zero, and with beta 0 it never reads its output") {
+  const Tensor a({0}), b({0});
+  const Tensor c = tensor_of({1, 2}, {NAN, 1});
+  matmul(product(false, false, {1, 2, 0}, a, b, 0, c));
+  check_close(c, Doubles{0, 0}, 0);
+  const Tensor x = tensor_of({1}, {2}), y = tensor_of({1, 2}, {1, 1});
+  const Tensor z = tensor_of({1, 2}, {NAN, INFINITY});
+  matmul(product(false, false, {1, 2, 1}, x, y, 0, z));
+  check_close(z, Doubles{1, 1}, 0);
+}
+
+TEST_CASE("a row's bits do not depend on how many rows, 16 at least, are multiplied with it") {
+  const Size sizes[] = {{208, 384, 96}, {208, 96, 384}, {208, 33, 1536}, {208, 50, 700}};
+  for (const Size& s : sizes) {
+    for (const bool transpose_b : {false, true}) {
+      const Tensor a = random_tensor({s.m * s.k}, 1), b = random_tensor({s.k * s.n}, 2);
+      const Tensor whole({s.m, s.n}), cut({s.m, s.n});
+      matmul(product(false, transpose_b, s, a, b, 0, whole));
+      for (const std::int64_t rows : {16, 48, 64, 190}) {
+        for (std::int64_t r = 0; r < s.m; r += rows) {
+          Matmul tile = product(false, transpose_b, s, a, b, 0, cut);
+          tile.m = std::min(rows, s.m - r);
+          tile.a += r * s.k;
+          tile.c += r * s.n;
+          matmul(tile);
+        }
+        INFO("rows " << rows << " of " << s.m << " x " << s.n << " x " << s.k);
+        CHECK(same_bits(whole, cut));
+      }
+    }
+  }
+}
