@@ -7,8 +7,7 @@
 #include "src/base/error.h"
 #include "tests/data/files.h"
 
-using namespace llm;
-using namespace llm::test;
+namespace llm::test {
 
 namespace {
 
@@ -83,3 +82,5 @@ TEST_CASE("a cycle of folder links ends") {
   std::filesystem::create_directory_symlink("..", folder / "sub/up");
   CHECK(matched(folder, {"**/*.txt"}) == Names{"sub/a.txt"});
 }
+
+}  // namespace llm::test

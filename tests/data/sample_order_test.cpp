@@ -7,7 +7,7 @@
 
 #include "src/base/error.h"
 
-using namespace llm;
+namespace llm::test {
 
 namespace {
 
@@ -107,3 +107,5 @@ TEST_CASE("the order is the one that checkpoints of this format were saved with"
   CHECK(epoch_of(0, 0, 10) == std::vector<std::int64_t>{9, 5, 2, 1, 4, 8, 3, 7, 0, 6});
   CHECK(sample_at(1234, 7, 99, 1'000'000'007) == 802'248'071);
 }
+
+}  // namespace llm::test

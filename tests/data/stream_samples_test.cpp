@@ -8,8 +8,7 @@
 #include "src/data/token_samples.h"
 #include "tests/data/files.h"
 
-using namespace llm;
-using namespace llm::test;
+namespace llm::test {
 
 namespace {
 
@@ -236,3 +235,5 @@ TEST_CASE("a stream's checkpoint of other data or settings is refused with what 
   folder.write("a.txt", std::string(1000, 'x'));
   CHECK(has(refusal(corpus, config_of(8, 4), no_place), "data position has no \"byte\""));
 }
+
+}  // namespace llm::test

@@ -8,8 +8,7 @@
 #include "src/data/token_samples.h"
 #include "tests/data/files.h"
 
-using namespace llm;
-using namespace llm::test;
+namespace llm::test {
 
 namespace {
 
@@ -241,3 +240,5 @@ TEST_CASE("a token set survives its way to other ranks, who notice other files")
   CHECK(has(message_of<DataError>([&] { TokenStore(copy, 256); }),
             path + ": has 11 tokens, but had 10 when it was checked"));
 }
+
+}  // namespace llm::test

@@ -6,8 +6,7 @@
 #include "src/data/token_writer.h"
 #include "tests/data/files.h"
 
-using namespace llm;
-using namespace llm::test;
+namespace llm::test {
 
 namespace {
 
@@ -122,3 +121,5 @@ TEST_CASE("what a writer writes reads back in the narrowest width") {
     CHECK(checksum_tokens(path) != checksum);
   }
 }
+
+}  // namespace llm::test

@@ -5,8 +5,7 @@
 #include "src/base/error.h"
 #include "tests/data/files.h"
 
-using namespace llm;
-using namespace llm::test;
+namespace llm::test {
 
 namespace {
 
@@ -202,3 +201,5 @@ TEST_CASE("a file that changes after it was listed is refused with both sizes") 
   CHECK(has(message_of<FileError>([&] { read_all(corpus); }),
             path + ": has 6 bytes, but had 4 when the data was listed"));
 }
+
+}  // namespace llm::test

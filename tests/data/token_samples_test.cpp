@@ -7,8 +7,7 @@
 #include "src/base/error.h"
 #include "tests/data/files.h"
 
-using namespace llm;
-using namespace llm::test;
+namespace llm::test {
 
 namespace {
 
@@ -207,3 +206,5 @@ TEST_CASE("one validation pass holds each sample once over any number of ranks a
     CHECK(sum == n * 4 * (n * 4 + 1) / 2);
   }
 }
+
+}  // namespace llm::test

@@ -5,8 +5,7 @@
 #include "src/base/error.h"
 #include "tests/data/files.h"
 
-using namespace llm;
-using namespace llm::test;
+namespace llm::test {
 
 TEST_CASE("every byte string survives the byte tokenizer") {
   std::string text;
@@ -44,3 +43,5 @@ TEST_CASE("a vocab_size below the tokenizer's is refused with both numbers") {
   CHECK(message_of<ConfigError>([] { check_vocab_size(255, ByteTokenizer()); }) ==
         "model.vocab_size: 255 is below the 256 ids of the byte tokenizer; use 256 or more");
 }
+
+}  // namespace llm::test
