@@ -4,13 +4,13 @@
 
 #include "tensor/ops/attention_kernels.h"
 #include "tensor/ops/dropout_kernels.h"
-#include "tensor/ops/matmul.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/ops/attention_fast.cpp"
 #include <hwy/foreach_target.h>
 
 #include "tensor/ops/lanes-inl.h"
+#include "tensor/ops/strip_product-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace llm {
@@ -33,39 +33,101 @@ void rope(const RopeRow& p) {
   }
 }
 
-/// row[0, n) = exp(row - max), the rest up to `end` = 0. Returns the sum; `max` is the largest.
-float exponentials(float* row, std::int64_t n, std::int64_t end, float* max) {
-  Lanes most = broadcast(row[0]);
-  for (std::int64_t i = 0; i < n; i += n_lanes) {
-    most = maximum(most, first_lanes(n - i, load(row + i, n - i), row[0]));
+/// Queries whose gradients are in flight together: their scores stay in the second-level cache, and
+/// the keys' and values' gradients are read and written once for all of them.
+inline constexpr std::int64_t block_rows = 8 * strip_rows;
+
+/// Scratch of a tile, kept by the thread: keys and values turned on their side, scores and their
+/// gradients (a block of rows, padded to whole panels), one row of dropout factors.
+struct Scratch {
+  std::int64_t padded;
+  std::vector<float> keys, values, scores, dp, factors;
+};
+
+Scratch& scratch_for(const AttentionShape& shape) {
+  static thread_local Scratch scratch;
+  scratch.padded = panels(shape.seq_len) * panel_width;
+  const auto at_least = [](std::vector<float>& x, std::int64_t n) {
+    if (x.size() < static_cast<std::size_t>(n)) x.resize(static_cast<std::size_t>(n));
+  };
+  at_least(scratch.keys, shape.head_dim * scratch.padded);
+  at_least(scratch.values, shape.head_dim * scratch.padded);
+  at_least(scratch.scores, block_rows * scratch.padded);
+  at_least(scratch.dp, block_rows * scratch.padded);
+  at_least(scratch.factors, scratch.padded);
+  return scratch;
+}
+
+/// One query head of one sample: where its columns are.
+struct Head {
+  AttentionShape shape;
+  std::int64_t sample, head;
+  std::int64_t width() const { return shape.qkv_width(); }
+  std::int64_t out_width() const { return shape.n_heads * shape.head_dim; }
+  std::int64_t row(std::int64_t t) const { return sample * shape.seq_len + t; }
+  std::int64_t out(std::int64_t t) const { return row(t) * out_width() + head * shape.head_dim; }
+  std::int64_t kv_head() const { return head / HeadColumns(shape).group_size(); }
+  std::int64_t query(std::int64_t t) const {
+    return row(t) * width() + HeadColumns(shape).query(head);
   }
+  std::int64_t key(std::int64_t t) const {
+    return row(t) * width() + HeadColumns(shape).key(kv_head());
+  }
+  std::int64_t value(std::int64_t t) const {
+    return row(t) * width() + HeadColumns(shape).value(kv_head());
+  }
+  std::int64_t statistic(std::int64_t t) const {
+    return (sample * shape.n_heads + head) * shape.seq_len + t;
+  }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(shape.head_dim)); }
+};
+
+std::int64_t whole_lanes(std::int64_t n) {
+  return (n + n_lanes - 1) / n_lanes * n_lanes;
+}
+
+void zero_lanes(float* row, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t i = begin; i < end; i += n_lanes) store(broadcast(0), row + i);
+}
+
+/// row[0, n) = exp(scale (row - max)), 0 from there to `end`, a multiple of 16. Returns the sum.
+HWY_INLINE float exponentials(float* row, std::int64_t n, std::int64_t end, float scale,
+                              float* max) {
+  Lanes most = broadcast(row[0]);
+  std::int64_t i = 0;
+  for (; i + n_lanes <= n; i += n_lanes) most = maximum(most, load(row + i));
+  if (i < n) most = maximum(most, first_lanes(n - i, load(row + i), row[0]));
   *max = maximum_of_lanes(most);
+  const Lanes scales = broadcast(scale);
   const Lanes maxes = broadcast(*max);
   Lanes sum = broadcast(0);
-  for (std::int64_t i = 0; i < n; i += n_lanes) {
-    const Lanes e = first_lanes(n - i, exponential(load(row + i, n - i) - maxes), 0);
+  for (i = 0; i + n_lanes <= n; i += n_lanes) {
+    const Lanes e = exponential(scales * (load(row + i) - maxes));
     sum = sum + e;
-    store(e, row + i, end - i);
+    store(e, row + i);
   }
-  for (std::int64_t i = (n + n_lanes - 1) / n_lanes * n_lanes; i < end; i += n_lanes) {
-    store(broadcast(0), row + i, end - i);
+  if (i < n) {
+    const Lanes e = first_lanes(n - i, exponential(scales * (load(row + i) - maxes)), 0);
+    sum = sum + e;
+    store(e, row + i);
+    i += n_lanes;
   }
+  zero_lanes(row, i, end);
   return sum_of_lanes(sum);
 }
 
-/// y[i] *= factor
-void scale_row(float factor, float* y, std::int64_t n) {
+HWY_INLINE void scale_row(float factor, float* y, std::int64_t n) {
   const Lanes factors = broadcast(factor);
   for (std::int64_t i = 0; i < n; i += n_lanes) store(load(y + i, n - i) * factors, y + i, n - i);
 }
 
-void multiply_row(const float* factors, float* y, std::int64_t n) {
+HWY_INLINE void multiply_row(const float* factors, float* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; i += n_lanes) {
     store(load(y + i, n - i) * load(factors + i, n - i), y + i, n - i);
   }
 }
 
-float dot(const float* x, const float* y, std::int64_t n) {
+HWY_INLINE float dot(const float* x, const float* y, std::int64_t n) {
   Lanes sum = broadcast(0);
   for (std::int64_t i = 0; i < n; i += n_lanes) {
     sum = multiply_add(load(x + i, n - i), load(y + i, n - i), sum);
@@ -73,20 +135,199 @@ float dot(const float* x, const float* y, std::int64_t n) {
   return sum_of_lanes(sum);
 }
 
-/// One row of the backward: from the scores and dp = do v to f p (in `scores`) and ds (in `dp`),
-/// both 0 from n to `end`. `factors` is null without dropout.
-void score_gradients(const ScoreRow& p) {
-  const Lanes log_sum = broadcast(p.log_sum);
+/// Dropout's factors for row t into scratch; null where nothing is dropped.
+const float* row_factors(const Head& h, const Dropout& dropout, std::uint64_t key, std::int64_t t,
+                         Scratch& scratch) {
+  if (dropout.p == 0) return nullptr;
+  fast::dropout_factors(key, dropout.p, (h.head * h.shape.seq_len + t) * h.shape.seq_len, t + 1,
+                        scratch.factors.data());
+  return scratch.factors.data();
+}
+
+/// Queries [begin, end): scores, softmax, values. The sums divide the output, not the row of p.
+void forward_strip(const AttentionForward& call, const Head& h, std::int64_t begin,
+                   std::int64_t end, std::uint64_t key, Scratch& scratch) {
+  const std::int64_t head_dim = h.shape.head_dim;
+  float* scores = scratch.scores.data();
+  strip_product({.n_rows = end - begin,
+                 .width = whole_lanes(end),
+                 .depth = head_dim,
+                 .a = call.qkv + h.query(begin),
+                 .a_row = h.width(),
+                 .a_depth = 1,
+                 .b = scratch.keys.data(),
+                 .b_depth = panel_width,
+                 .b_panel = head_dim * panel_width,
+                 .c = scores,
+                 .c_row = scratch.padded},
+                false);
+  float sums[strip_rows];
+  for (std::int64_t t = begin; t < end; ++t) {
+    float* row = scores + (t - begin) * scratch.padded;
+    float max = 0;
+    const float sum = exponentials(row, t + 1, whole_lanes(end), h.scale(), &max);
+    sums[t - begin] = sum;
+    call.log_sum_exp[h.statistic(t)] = h.scale() * max + std::log(sum);
+    const float* factors = row_factors(h, call.dropout, key, t, scratch);
+    if (factors) multiply_row(factors, row, t + 1);
+  }
+  strip_product({.n_rows = end - begin,
+                 .width = head_dim,
+                 .depth = end,
+                 .a = scores,
+                 .a_row = scratch.padded,
+                 .a_depth = 1,
+                 .b = call.qkv + h.value(0),
+                 .b_depth = h.width(),
+                 .b_panel = panel_width,
+                 .c = call.out + h.out(begin),
+                 .c_row = h.out_width()},
+                false);
+  for (std::int64_t t = begin; t < end; ++t) {
+    scale_row(1 / sums[t - begin], call.out + h.out(t), head_dim);
+  }
+}
+
+void attention_forward(const AttentionForward& call, std::int64_t sample, std::int64_t head) {
+  const Head h{call.shape, sample, head};
+  const std::int64_t seq_len = call.shape.seq_len;
+  Scratch& scratch = scratch_for(call.shape);
+  const std::uint64_t key = call.dropout.p > 0 ? call.dropout.key(sample) : 0;
+  pack_transposed(call.qkv + h.key(0), h.width(), seq_len, call.shape.head_dim,
+                  scratch.keys.data());
+  for (std::int64_t begin = 0; begin < seq_len; begin += strip_rows) {
+    forward_strip(call, h, begin, std::min(seq_len, begin + strip_rows), key, scratch);
+  }
+}
+
+/// What one row of the backward knows: n scores and dp = do v, to be padded with 0 up to `end`.
+struct GradientRow {
+  std::int64_t n, end;
+  float scale, log_sum, dout_out;
+  const float* factors;  ///< of dropout; null without
+};
+
+/// scores become factor * p and dp the gradient of q k.
+HWY_INLINE void score_gradients(const GradientRow& p, float* scores, float* dp) {
+  const Lanes minus_log_sum = broadcast(-p.log_sum);
   const Lanes dout_out = broadcast(p.dout_out);
   const Lanes scale = broadcast(p.scale);
-  for (std::int64_t i = 0; i < p.end; i += n_lanes) {
-    const std::int64_t left = p.end - i;
-    const std::int64_t n = std::max<std::int64_t>(0, p.n - i);
-    const Lanes prob = first_lanes(n, exponential(load(p.scores + i, left) - log_sum), 0);
-    const Lanes factor = p.factors ? load(p.factors + i, std::min(n, left)) : broadcast(1);
-    const Lanes dp = first_lanes(n, load(p.dp + i, left), 0);
-    store(factor * prob, p.scores + i, left);
-    store(scale * prob * (factor * dp - dout_out), p.dp + i, left);
+  std::int64_t i = 0;
+  for (; i < p.n; i += n_lanes) {
+    const std::int64_t left = p.n - i;
+    Lanes prob = exponential(multiply_add(scale, load(scores + i), minus_log_sum));
+    Lanes dp_i = load(dp + i);
+    const Lanes factor = p.factors ? load(p.factors + i, left) : broadcast(1);
+    if (left < n_lanes) {
+      prob = first_lanes(left, prob, 0);
+      dp_i = first_lanes(left, dp_i, 0);
+    }
+    store(factor * prob, scores + i);
+    store(scale * prob * (factor * dp_i - dout_out), dp + i);
+  }
+  zero_lanes(scores, i, p.end);
+  zero_lanes(dp, i, p.end);
+}
+
+/// Queries [begin, end) of a block that ends at `block_end`: f p and the scores' gradients into the
+/// strip's rows of scratch, and the queries' gradients.
+void backward_strip(const AttentionBackward& call, const Head& h, std::int64_t begin,
+                    std::int64_t end, std::int64_t block_end, std::uint64_t key, float* scores,
+                    float* dp, Scratch& scratch) {
+  const std::int64_t head_dim = h.shape.head_dim;
+  StripProduct product{.n_rows = end - begin,
+                       .width = whole_lanes(end),
+                       .depth = head_dim,
+                       .a = call.qkv + h.query(begin),
+                       .a_row = h.width(),
+                       .a_depth = 1,
+                       .b = scratch.keys.data(),
+                       .b_depth = panel_width,
+                       .b_panel = head_dim * panel_width,
+                       .c = scores,
+                       .c_row = scratch.padded};
+  strip_product(product, false);
+  product.a = call.dout + h.out(begin);
+  product.a_row = h.out_width();
+  product.b = scratch.values.data();
+  product.c = dp;
+  strip_product(product, false);
+  for (std::int64_t t = begin; t < end; ++t) {
+    const std::int64_t row = (t - begin) * scratch.padded;
+    score_gradients({.n = t + 1,
+                     .end = whole_lanes(block_end),
+                     .scale = h.scale(),
+                     .log_sum = call.log_sum_exp[h.statistic(t)],
+                     .dout_out = dot(call.dout + h.out(t), call.out + h.out(t), head_dim),
+                     .factors = row_factors(h, call.dropout, key, t, scratch)},
+                    scores + row, dp + row);
+  }
+  strip_product({.n_rows = end - begin,
+                 .width = head_dim,
+                 .depth = end,
+                 .a = dp,
+                 .a_row = scratch.padded,
+                 .a_depth = 1,
+                 .b = call.qkv + h.key(0),
+                 .b_depth = h.width(),
+                 .b_panel = panel_width,
+                 .c = call.dqkv + h.query(begin),
+                 .c_row = h.width()},
+                false);
+}
+
+/// The part of dk and dv that queries [begin, end) give, six keys at a time. Queries before a
+/// strip's first key give nothing.
+void key_gradients(const AttentionBackward& call, const Head& h, std::int64_t begin,
+                   std::int64_t end, bool add, const Scratch& scratch) {
+  for (std::int64_t key = 0; key < end; key += strip_rows) {
+    const std::int64_t first = std::max(begin, key);
+    const std::int64_t at = (first - begin) * scratch.padded + key;
+    StripProduct product{.n_rows = std::min(strip_rows, end - key),
+                         .width = h.shape.head_dim,
+                         .depth = end - first,
+                         .a = scratch.scores.data() + at,
+                         .a_row = 1,
+                         .a_depth = scratch.padded,
+                         .b = call.dout + h.out(first),
+                         .b_depth = h.out_width(),
+                         .b_panel = panel_width,
+                         .c = call.dqkv + h.value(key),
+                         .c_row = h.width()};
+    strip_product(product, add);
+    product.a = scratch.dp.data() + at;
+    product.b = call.qkv + h.query(first);
+    product.b_depth = h.width();
+    product.c = call.dqkv + h.key(key);
+    strip_product(product, add);
+  }
+}
+
+/// The last block of the first query head reaches every key: it overwrites what the others add to.
+void attention_backward(const AttentionBackward& call, std::int64_t sample, std::int64_t kv_head) {
+  const AttentionShape& shape = call.shape;
+  const std::int64_t group_size = HeadColumns(shape).group_size();
+  const Head first{shape, sample, kv_head * group_size};
+  Scratch& scratch = scratch_for(shape);
+  const std::uint64_t key = call.dropout.p > 0 ? call.dropout.key(sample) : 0;
+  pack_transposed(call.qkv + first.key(0), first.width(), shape.seq_len, shape.head_dim,
+                  scratch.keys.data());
+  pack_transposed(call.qkv + first.value(0), first.width(), shape.seq_len, shape.head_dim,
+                  scratch.values.data());
+  bool add = false;
+  for (std::int64_t head = first.head; head < first.head + group_size; ++head) {
+    const Head h{shape, sample, head};
+    for (std::int64_t begin = (shape.seq_len - 1) / block_rows * block_rows; begin >= 0;
+         begin -= block_rows) {
+      const std::int64_t end = std::min(shape.seq_len, begin + block_rows);
+      for (std::int64_t t = begin; t < end; t += strip_rows) {
+        const std::int64_t row = (t - begin) * scratch.padded;
+        backward_strip(call, h, t, std::min(end, t + strip_rows), end, key,
+                       scratch.scores.data() + row, scratch.dp.data() + row, scratch);
+      }
+      key_gradients(call, h, begin, end, add, scratch);
+      add = true;
+    }
   }
 }
 
@@ -97,226 +338,20 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace llm {
 HWY_EXPORT(rope);
-HWY_EXPORT(exponentials);
-HWY_EXPORT(scale_row);
-HWY_EXPORT(multiply_row);
-HWY_EXPORT(dot);
-HWY_EXPORT(score_gradients);
+HWY_EXPORT(attention_forward);
+HWY_EXPORT(attention_backward);
 namespace fast {
-namespace {
-
-/// Queries of one block: their scores against the keys up to the block's last row are one product,
-/// so the masked half costs only the corner of each block.
-constexpr std::int64_t block_rows = 64;
-
-std::int64_t n_blocks(const AttentionShape& shape) {
-  return (shape.seq_len + block_rows - 1) / block_rows;
-}
-
-/// Scratch of a tile, kept by the thread: rows of scores and of their gradients, and dropout
-/// factors.
-struct Scratch {
-  std::vector<float> scores, dp, factors;
-};
-
-Scratch& scratch_for(const AttentionShape& shape) {
-  static thread_local Scratch scratch;
-  const auto n = static_cast<std::size_t>(block_rows * shape.seq_len);
-  if (scratch.scores.size() < n) scratch.scores.resize(n);
-  if (scratch.dp.size() < n) scratch.dp.resize(n);
-  const auto row = static_cast<std::size_t>(shape.seq_len);
-  if (scratch.factors.size() < row) scratch.factors.resize(row);
-  return scratch;
-}
-
-/// Rows [begin, end) of one query head in one sample, and what it reads.
-struct Block {
-  AttentionShape shape;
-  std::int64_t sample, head, begin, end;
-  std::int64_t n_rows() const { return end - begin; }
-  std::int64_t width() const { return shape.qkv_width(); }
-  std::int64_t out_width() const { return shape.n_heads * shape.head_dim; }
-  std::int64_t row(std::int64_t t) const { return sample * shape.seq_len + t; }
-  std::int64_t out_at(std::int64_t t) const { return row(t) * out_width() + head * shape.head_dim; }
-  std::int64_t query_at(std::int64_t t) const {
-    return row(t) * width() + HeadColumns(shape).query(head);
-  }
-  std::int64_t kv_head() const { return head / HeadColumns(shape).group_size(); }
-  std::int64_t key_at() const { return row(0) * width() + HeadColumns(shape).key(kv_head()); }
-  std::int64_t value_at() const { return row(0) * width() + HeadColumns(shape).value(kv_head()); }
-  float scale() const { return 1 / std::sqrt(static_cast<float>(shape.head_dim)); }
-};
-
-Block block_of(const AttentionShape& shape, std::int64_t sample, std::int64_t head,
-               std::int64_t block) {
-  const std::int64_t begin = block * block_rows;
-  return {shape, sample, head, begin, std::min(shape.seq_len, begin + block_rows)};
-}
-
-/// scores (n_rows, end) = scale * q k^T
-void score_product(const Block& b, const float* qkv, float* scores) {
-  matmul({.transpose_a = false,
-          .transpose_b = true,
-          .m = b.n_rows(),
-          .n = b.end,
-          .k = b.shape.head_dim,
-          .alpha = b.scale(),
-          .a = qkv + b.query_at(b.begin),
-          .lda = b.width(),
-          .b = qkv + b.key_at(),
-          .ldb = b.width(),
-          .beta = 0,
-          .c = scores,
-          .ldc = b.end});
-}
-
-/// Dropout's factors for row t into scratch; null where nothing is dropped.
-const float* row_factors(const Block& b, const Dropout& dropout, std::uint64_t key, std::int64_t t,
-                         Scratch& scratch) {
-  if (dropout.p == 0) return nullptr;
-  dropout_factors(key, dropout.p, (b.head * b.shape.seq_len + t) * b.shape.seq_len, t + 1,
-                  scratch.factors.data());
-  return scratch.factors.data();
-}
-
-void forward_block(const AttentionForward& call, const Block& b, std::uint64_t key,
-                   Scratch& scratch) {
-  float* scores = scratch.scores.data();
-  score_product(b, call.qkv, scores);
-  float sums[block_rows];
-  for (std::int64_t t = b.begin; t < b.end; ++t) {
-    float* row = scores + (t - b.begin) * b.end;
-    float max = 0;
-    const float sum = HWY_DYNAMIC_DISPATCH(exponentials)(row, t + 1, b.end, &max);
-    sums[t - b.begin] = sum;
-    call.log_sum_exp[(b.sample * b.shape.n_heads + b.head) * b.shape.seq_len + t] =
-        max + std::log(sum);
-    const float* factors = row_factors(b, call.dropout, key, t, scratch);
-    if (factors) HWY_DYNAMIC_DISPATCH(multiply_row)(factors, row, t + 1);
-  }
-  matmul({.transpose_a = false,
-          .transpose_b = false,
-          .m = b.n_rows(),
-          .n = b.shape.head_dim,
-          .k = b.end,
-          .alpha = 1,
-          .a = scores,
-          .lda = b.end,
-          .b = call.qkv + b.value_at(),
-          .ldb = b.width(),
-          .beta = 0,
-          .c = call.out + b.out_at(b.begin),
-          .ldc = b.out_width()});
-  for (std::int64_t t = b.begin; t < b.end; ++t) {
-    HWY_DYNAMIC_DISPATCH(scale_row)(1 / sums[t - b.begin], call.out + b.out_at(t),
-                                    b.shape.head_dim);
-  }
-}
-
-/// dqkv of the block: its queries' gradients, and its part of the keys' and values'. The first
-/// block of a tile overwrites these; it is the last of its head and reaches every key.
-void backward_block(const AttentionBackward& call, const Block& b, bool is_first, std::uint64_t key,
-                    Scratch& scratch) {
-  float* scores = scratch.scores.data();
-  float* dp = scratch.dp.data();
-  const float* dout = call.dout + b.out_at(b.begin);
-  const std::int64_t head_dim = b.shape.head_dim;
-  score_product(b, call.qkv, scores);
-  matmul({.transpose_a = false,
-          .transpose_b = true,
-          .m = b.n_rows(),
-          .n = b.end,
-          .k = head_dim,
-          .alpha = 1,
-          .a = dout,
-          .lda = b.out_width(),
-          .b = call.qkv + b.value_at(),
-          .ldb = b.width(),
-          .beta = 0,
-          .c = dp,
-          .ldc = b.end});
-  for (std::int64_t t = b.begin; t < b.end; ++t) {
-    const std::int64_t row = (t - b.begin) * b.end;
-    const std::int64_t statistic = (b.sample * b.shape.n_heads + b.head) * b.shape.seq_len + t;
-    const float dout_out =
-        HWY_DYNAMIC_DISPATCH(dot)(call.dout + b.out_at(t), call.out + b.out_at(t), head_dim);
-    HWY_DYNAMIC_DISPATCH(score_gradients)
-    ({.n = t + 1,
-      .end = b.end,
-      .scale = b.scale(),
-      .log_sum = call.log_sum_exp[statistic],
-      .dout_out = dout_out,
-      .factors = row_factors(b, call.dropout, key, t, scratch),
-      .scores = scores + row,
-      .dp = dp + row});
-  }
-  const float beta = is_first ? 0.0f : 1.0f;
-  matmul({.transpose_a = true,
-          .transpose_b = false,
-          .m = b.end,
-          .n = head_dim,
-          .k = b.n_rows(),
-          .alpha = 1,
-          .a = scores,
-          .lda = b.end,
-          .b = dout,
-          .ldb = b.out_width(),
-          .beta = beta,
-          .c = call.dqkv + b.value_at(),
-          .ldc = b.width()});
-  matmul({.transpose_a = true,
-          .transpose_b = false,
-          .m = b.end,
-          .n = head_dim,
-          .k = b.n_rows(),
-          .alpha = 1,
-          .a = dp,
-          .lda = b.end,
-          .b = call.qkv + b.query_at(b.begin),
-          .ldb = b.width(),
-          .beta = beta,
-          .c = call.dqkv + b.key_at(),
-          .ldc = b.width()});
-  matmul({.transpose_a = false,
-          .transpose_b = false,
-          .m = b.n_rows(),
-          .n = head_dim,
-          .k = b.end,
-          .alpha = 1,
-          .a = dp,
-          .lda = b.end,
-          .b = call.qkv + b.key_at(),
-          .ldb = b.width(),
-          .beta = 0,
-          .c = call.dqkv + b.query_at(b.begin),
-          .ldc = b.width()});
-}
-
-}  // namespace
 
 void rope(const RopeRow& row) {
   HWY_DYNAMIC_DISPATCH(rope)(row);
 }
 
 void attention_forward(const AttentionForward& call, std::int64_t sample, std::int64_t head) {
-  Scratch& scratch = scratch_for(call.shape);
-  const std::uint64_t key = call.dropout.p > 0 ? call.dropout.key(sample) : 0;
-  for (std::int64_t block = 0; block < n_blocks(call.shape); ++block) {
-    forward_block(call, block_of(call.shape, sample, head, block), key, scratch);
-  }
+  HWY_DYNAMIC_DISPATCH(attention_forward)(call, sample, head);
 }
 
 void attention_backward(const AttentionBackward& call, std::int64_t sample, std::int64_t kv_head) {
-  Scratch& scratch = scratch_for(call.shape);
-  const std::uint64_t key = call.dropout.p > 0 ? call.dropout.key(sample) : 0;
-  const std::int64_t group_size = HeadColumns(call.shape).group_size();
-  bool is_first = true;
-  for (std::int64_t head = kv_head * group_size; head < (kv_head + 1) * group_size; ++head) {
-    for (std::int64_t block = n_blocks(call.shape) - 1; block >= 0; --block) {
-      backward_block(call, block_of(call.shape, sample, head, block), is_first, key, scratch);
-      is_first = false;
-    }
-  }
+  HWY_DYNAMIC_DISPATCH(attention_backward)(call, sample, kv_head);
 }
 
 }  // namespace fast

@@ -56,19 +56,6 @@ struct RopeRow {
   float* row;
 };
 
-/// One row of a backward's block: n scores of the query at place n - 1 and dp = do v, in rows of
-/// `end`.
-struct ScoreRow {
-  std::int64_t n;
-  std::int64_t end;
-  float scale;
-  float log_sum;
-  float dout_out;
-  const float* factors;  ///< of dropout; null without
-  float* scores;         ///< becomes factor * p, 0 from n on
-  float* dp;             ///< becomes the gradient of q k, 0 from n on
-};
-
 namespace plain {
 void rope(const RopeRow& row);
 void attention_forward(const AttentionForward& call, std::int64_t sample, std::int64_t head);
