@@ -163,7 +163,7 @@ std::vector<GatherRound> broadcast_plan(int rank, int n_ranks, int root, std::in
     if (place % (2 * distance) == distance) {
       round.receives.push_back({(place - distance + root) % n_ranks, all});
     }
-    if (!round.sends.empty() || !round.receives.empty()) rounds.push_back(round);
+    rounds.push_back(round);
   }
   return rounds;
 }

@@ -249,25 +249,31 @@ void MpiTransport::State::take_control(MpiTransport& transport, const MPI_Status
   requests[0] = slot_requests[oldest_slot];
 }
 
-/// True when nothing is in flight afterwards.
+/// Cancels the receives that nothing has answered. True when nothing is in flight afterwards.
 bool MpiTransport::State::take_back_receives() {
   int is_down = 0;
   MPI_Finalized(&is_down);
   if (is_down != 0) return false;
-  slot_requests[oldest_slot] = MPI_REQUEST_NULL;  // requests[0] stands for it
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    if (requests[i] == MPI_REQUEST_NULL) continue;
-    const bool is_receive = i == 0 || (owners[i].operation && owners[i].operation->is_receive);
-    if (is_receive) MPI_Cancel(&requests[i]);
+  bool has_tensors = false;
+  for (std::size_t i = 1; i < requests.size(); ++i) {
+    const Operation* const operation = owners[i].operation;
+    has_tensors = has_tensors || operation != nullptr;
+    if (operation != nullptr && operation->is_receive && requests[i] != MPI_REQUEST_NULL) {
+      MPI_Cancel(&requests[i]);
+    }
   }
+  slot_requests[oldest_slot] = requests[0];
   for (MPI_Request& request : slot_requests) {
     if (request != MPI_REQUEST_NULL) MPI_Cancel(&request);
-    requests.push_back(request);
   }
+  // Tensors in flight mean an error on its way out, and their memory may be gone by now: a call
+  // that lets MPI progress would write there.
+  if (has_tensors) return false;
   bool all_done = true;
-  for (MPI_Request& request : requests) {
+  for (MPI_Request& request : slot_requests) requests.push_back(request);
+  for (std::size_t i = 1; i < requests.size(); ++i) {
     int done = 0;
-    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    MPI_Test(&requests[i], &done, MPI_STATUS_IGNORE);
     all_done = all_done && done != 0;
   }
   return all_done;
