@@ -79,6 +79,9 @@ void strip_of(const StripProduct& p, bool add) {
     for (; column + n_columns * n_lanes <= p.width; column += n_columns * n_lanes) {
       strip_tile<n_rows, n_columns>(p, column, n_lanes, add);
     }
+    for (; column + 2 * n_lanes <= p.width; column += 2 * n_lanes) {
+      strip_tile<n_rows, 2>(p, column, n_lanes, add);
+    }
   }
   for (; column + n_lanes <= p.width; column += n_lanes) {
     strip_tile<n_rows, 1>(p, column, n_lanes, add);
