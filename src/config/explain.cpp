@@ -105,12 +105,13 @@ std::string section_table(const Section& section, bool stored) {
 
 constexpr const char* readme_head = R"(# Configuration
 
-Printed by the program `config-readme` from the table in `src/config`; a test keeps this file equal to it.
+Printed by the program `config-readme` from the table in `src/config`; a test keeps this file equal.
 
-A configuration is one YAML file: sections of fields, as `section: {field: value}`. Values are taken, later ones
-winning, from: the defaults, the file, the variables `BACKEND`, `NUM_NODES`, `NODE_RANK`, `GPUS_PER_NODE`,
-`MASTER_ADDR` and `MASTER_PORT`, the variables `LLM_<SECTION>__<FIELD>`, and `section.field=value` on the command line.
-Unknown, duplicate, ill-typed, out-of-range and contradictory values are refused with their place, exit code 78.
+A configuration is one YAML file: sections of fields, as `section: {field: value}`. Values are
+taken, later ones winning, from: the defaults, the file, the variables `BACKEND`, `NUM_NODES`,
+`NODE_RANK`, `GPUS_PER_NODE`, `MASTER_ADDR` and `MASTER_PORT`, the variables
+`LLM_<SECTION>__<FIELD>`, and `section.field=value` on the command line. Unknown, duplicate,
+ill-typed, out-of-range and contradictory values are refused with their place, exit code 78.
 `llm-train --explain section.field` prints one field.
 )";
 

@@ -83,9 +83,11 @@ std::string mutated(std::string text, std::mt19937& random) {
       case 3:
         text.erase(at, below(12));
         break;
-      case 4:
-        text.insert(at, text.substr(below(text.size() + 1), below(40)));
+      case 4: {
+        const std::size_t from = below(text.size() + 1), n_bytes = below(40);
+        text.insert(at, text.substr(from, n_bytes));
         break;
+      }
     }
   }
   return text;
