@@ -47,7 +47,31 @@ std::int64_t derived_accumulation(const LoadedConfig& loaded, std::int64_t n_dat
   return n_steps;
 }
 
+/// `word` as a shell reads it back.
+std::string shell_word(const std::string& word) {
+  const char* const plain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=:,@%+";
+  if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
 }  // namespace
+
+void check_launch(const LoadedConfig& loaded, std::int64_t n_ranks,
+                  const std::vector<std::string>& command) {
+  const DistributedConfig& d = loaded.config.distributed;
+  const std::int64_t per_node = d.gpus_per_node.value_or(1);
+  const std::int64_t n_wanted = per_node * d.num_nodes;
+  if (n_ranks != 1 || n_wanted == 1 || !d.gpus_per_node) return;
+  std::string line = fmt::format("mpirun -n {}", n_wanted);
+  if (d.num_nodes > 1) line += fmt::format(" --map-by ppr:{}:node", per_node);
+  for (const std::string& word : command) line += " " + shell_word(word);
+  refuse(place_of(loaded, {"distributed.gpus_per_node"}), "distributed.gpus_per_node",
+         fmt::format("{} x num_nodes {} is {} ranks, but this process was started alone; start: {}",
+                     per_node, d.num_nodes, n_wanted, escaped(line)));
+}
 
 void check_supported(const LoadedConfig& loaded, std::int64_t n_ranks) {
   const DistributedConfig& d = loaded.config.distributed;

@@ -13,6 +13,11 @@ namespace llm {
 /// One rank runs under every strategy.
 void check_supported(const LoadedConfig& loaded, std::int64_t n_ranks);
 
+/// Refuses (ConfigError) a process started alone where distributed.gpus_per_node x num_nodes is
+/// more than one rank: the message ends with the mpirun line. `command` is argv as it was typed.
+void check_launch(const LoadedConfig& loaded, std::int64_t n_ranks,
+                  const std::vector<std::string>& command);
+
 /// How one optimizer step's samples are cut. The same on every data-parallel rank.
 struct BatchPlan {
   /// Samples of each microbatch of one accumulation step, in order, adding up to

@@ -23,6 +23,25 @@ TEST_CASE("one rank runs under every strategy, more only under ddp") {
   }
 }
 
+TEST_CASE("a process started alone for several ranks is refused with the line to type") {
+  const std::vector<std::string> command = {"llm-train", "--config-path", "c.yaml",
+                                            "logging.run_dir=my run"};
+  const LoadedConfig two = load("distributed: {gpus_per_node: 2}");
+  CHECK(
+      refusal([&] { check_launch(two, 1, command); }) ==
+      "c.yaml:1:30: distributed.gpus_per_node: 2 x num_nodes 1 is 2 ranks, but this process was "
+      "started alone; start: mpirun -n 2 llm-train --config-path c.yaml 'logging.run_dir=my run'");
+  CHECK(refusal([&] { check_launch(two, 2, command); }) == "accepted");
+  const LoadedConfig nodes = load("distributed: {gpus_per_node: 4, num_nodes: 2}");
+  CHECK(refusal([&] { check_launch(nodes, 1, {"llm-train"}); }) ==
+        "c.yaml:1:30: distributed.gpus_per_node: 4 x num_nodes 2 is 8 ranks, but this process was "
+        "started alone; start: mpirun -n 8 --map-by ppr:4:node llm-train");
+  CHECK(refusal([&] { check_launch(load("distributed: {gpus_per_node: 1}"), 1, command); }) ==
+        "accepted");
+  CHECK(refusal([&] { check_launch(load("distributed: {num_nodes: 2}"), 1, command); }) ==
+        "accepted");
+}
+
 TEST_CASE("grid sizes that do not fit the ranks are refused with both numbers") {
   const LoadedConfig tp = load("distributed: {parallel_strategy: tp, tp_size: 2}");
   CHECK(refusal([&] { check_supported(tp, 1); }) ==
