@@ -49,6 +49,11 @@ bool is_plain_name(const std::string& name) {
          std::none_of(name.begin(), name.end(), is_odd);
 }
 
+/// For messages and headers: in quotes, with control characters escaped.
+std::string in_quotes(const std::string& name) {
+  return nlohmann::json(name).dump();
+}
+
 /// A tensor as its JSON object says it, before it is held against the file.
 struct RawEntry {
   std::string name;
@@ -126,11 +131,12 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     const bool is_new =
         place_ == Place::top ? names_.insert(value).second : keys_.insert(value).second;
     if (!is_new) {
-      throw DataError(fmt::format("{}: the header holds the key \"{}\" twice", file_, value));
+      throw DataError(
+          fmt::format("{}: the header holds the key {} twice", file_, in_quotes(value)));
     }
     if (place_ == Place::entry && value != "dtype" && value != "shape" && value != "data_offsets") {
-      throw DataError(fmt::format("{}: tensor \"{}\" has the unknown key \"{}\"", file_,
-                                  entries.back().name, value));
+      throw DataError(fmt::format("{}: tensor {} has the unknown key {}", file_,
+                                  in_quotes(entries.back().name), in_quotes(value)));
     }
     key_ = value;
     return true;
@@ -144,9 +150,9 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  private:
   enum class Place { outside, top, metadata, entry, list };
   bool refuse(const std::string& what) {
-    throw DataError(fmt::format("{}: the header holds {} at \"{}\"{}, where none may be", file_,
-                                what, key_,
-                                entries.empty() ? "" : " of tensor " + entries.back().name));
+    throw DataError(fmt::format(
+        "{}: the header holds {} at {}{}, where none may be", file_, what, in_quotes(key_),
+        entries.empty() ? "" : " of tensor " + in_quotes(entries.back().name)));
   }
 
   std::string file_;
@@ -171,7 +177,7 @@ std::int64_t bytes_of(const std::string& where, Dtype dtype,
 
 SafetensorsEntry checked(const std::string& file, const RawEntry& raw, std::int64_t data_begin,
                          std::int64_t n_file_bytes) {
-  const std::string where = fmt::format("{}: tensor \"{}\"", file, raw.name);
+  const std::string where = fmt::format("{}: tensor {}", file, in_quotes(raw.name));
   if (!is_plain_name(raw.name)) {
     throw DataError(where + ": the name is empty or holds a control character or a slash");
   }
@@ -180,9 +186,8 @@ SafetensorsEntry checked(const std::string& file, const RawEntry& raw, std::int6
   }
   const std::optional<Dtype> dtype = dtype_called(*raw.dtype);
   if (!dtype) {
-    throw DataError(
-        fmt::format("{}: element type \"{}\" is not one of F64 F32 BF16 F16 I64 I32 U16 U8", where,
-                    *raw.dtype));
+    throw DataError(fmt::format("{}: element type {} is not one of F64 F32 BF16 F16 I64 I32 U16 U8",
+                                where, in_quotes(*raw.dtype)));
   }
   if (raw.offsets->size() != 2) {
     throw DataError(
@@ -326,7 +331,7 @@ void write_safetensors(const std::filesystem::path& path, std::vector<Safetensor
     std::size_t n_bytes = size_of(tensor.dtype);
     for (const std::int64_t extent : tensor.shape) n_bytes *= static_cast<std::size_t>(extent);
     header += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
-                          nlohmann::json(tensor.name).dump(), safetensors_name(tensor.dtype),
+                          in_quotes(tensor.name), safetensors_name(tensor.dtype),
                           fmt::join(tensor.shape, ","), begin, begin + n_bytes);
     sizes.push_back(n_bytes);
     begin += n_bytes;

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "src/base/file.h"
 #include "src/base/range.h"
-#include "src/io/file.h"
 #include "tensor/dtype.h"
 
 namespace llm {

@@ -19,7 +19,11 @@ import math
 import pathlib
 import sys
 
-import numpy as np
+try:
+    import numpy as np
+except ModuleNotFoundError:
+    print("skipped: this Python has no NumPy (on Debian: python3-numpy and /usr/bin/python3)")
+    sys.exit(77)
 
 import autograd as ag
 from autograd import Node
