@@ -9,12 +9,6 @@
 namespace llm {
 namespace {
 
-std::string joined(const std::vector<std::string>& items) {
-  std::string out;
-  for (const std::string& item : items) out += (out.empty() ? "" : ", ") + item;
-  return out;
-}
-
 /// "integer, 1 to 1048576", "text, one of a, b", "number or null, more than 0".
 std::string type_text(const Field& field) {
   std::string out(kind_name(field.kind));

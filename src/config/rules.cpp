@@ -7,12 +7,6 @@
 namespace llm {
 namespace {
 
-std::string joined(const std::vector<std::string>& items) {
-  std::string out;
-  for (const std::string& item : items) out += (out.empty() ? "" : ", ") + item;
-  return out;
-}
-
 void check_choice(const Field& field, const std::string& text, const Place& place) {
   for (const auto& [value, instead] : field.refused_values) {
     if (value == text)

@@ -236,6 +236,12 @@ Value parse_value(const RawValue& raw, Kind kind, const Place& place, std::strin
   return {};
 }
 
+std::string joined(const std::vector<std::string>& items) {
+  std::string out;
+  for (const std::string& item : items) out += (out.empty() ? "" : ", ") + item;
+  return out;
+}
+
 std::string escaped(std::string_view text) {
   std::string out;
   for (const char c : text) {

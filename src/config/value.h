@@ -48,6 +48,9 @@ std::string escaped(std::string_view text);
 /// escaped() of at most the first 60 bytes.
 std::string printable(std::string_view text);
 
+/// "a, b, c".
+std::string joined(const std::vector<std::string>& items);
+
 /// "place: field: problem", thrown as ConfigError.
 [[noreturn]] void refuse(const Place& place, std::string_view field, const std::string& problem);
 
