@@ -9,8 +9,8 @@ namespace llm {
 
 /// Work in order, one queue a stream of it (a CUDA stream on a device). An op called with a queue
 /// puts its tiles at the end and returns at once; the views it was given must stay valid until the
-/// queue has passed it. On the CPU the loop runs one tile a turn on its own thread, so that messages
-/// move between tiles; tests call finish().
+/// queue has passed it. On the CPU the loop runs one tile a turn on its own thread, so that
+/// messages move between tiles; tests call finish().
 class Queue {
  public:
   /// Called when a tile ran: the op's name and the seconds it took. For traces.
@@ -19,8 +19,9 @@ class Queue {
   explicit Queue(Device device = Device::cpu) : device_(device) {}
   Device device() const { return device_; }
 
-  /// Puts tiles 0 .. n_tiles-1 of `op` at the end. A tile reads nothing that another tile of the same
-  /// op writes; its cut is a function of the op's shape alone. `op` is a literal, kept by pointer.
+  /// Puts tiles 0 .. n_tiles-1 of `op` at the end. A tile reads nothing that another tile of the
+  /// same op writes; its cut is a function of the op's shape alone. `op` is a literal, kept by
+  /// pointer.
   void tiles(const char* op, std::int64_t n_tiles, std::function<void(std::int64_t tile)> run);
   /// Puts one piece of work at the end.
   void work(const char* op, std::function<void()> run);

@@ -9,10 +9,14 @@
 namespace llm {
 namespace {
 constexpr std::int64_t alignment = 64;  // one cache line, one AVX-512 register
-std::int64_t rounded(std::int64_t n_bytes) { return (n_bytes + alignment - 1) / alignment * alignment; }
+std::int64_t rounded(std::int64_t n_bytes) {
+  return (n_bytes + alignment - 1) / alignment * alignment;
+}
 }  // namespace
 
-void Storage::Free::operator()(void* bytes) const { std::free(bytes); }
+void Storage::Free::operator()(void* bytes) const {
+  std::free(bytes);
+}
 
 Storage::Storage(std::int64_t n_bytes, Device device) : n_bytes_(n_bytes), device_(device) {
   CHECK_CONTRACT(n_bytes >= 0, "a storage has a size");

@@ -22,7 +22,8 @@ std::string to_string(const Shape& shape) {
 
 View part(const View& whole, std::int64_t begin, Shape shape) {
   const std::int64_t offset = byte_offset(whole.shape(), whole.dtype(), begin, shape);
-  return View(static_cast<const char*>(whole.data()) + offset, whole.dtype(), shape, whole.device());
+  return View(static_cast<const char*>(whole.data()) + offset, whole.dtype(), shape,
+              whole.device());
 }
 
 MutView part(const MutView& whole, std::int64_t begin, Shape shape) {

@@ -79,7 +79,9 @@ class MutView {
   template <typename T>
   MutView(T* data, Shape shape) : MutView(data, DtypeOf<T>::value, shape) {}
 
-  operator View() const { return View(data_, dtype_, shape_, device_); }  // NOLINT: as T* to const T*
+  operator View() const {
+    return View(data_, dtype_, shape_, device_);
+  }  // NOLINT: as T* to const T*
   void* data() const { return data_; }
   Dtype dtype() const { return dtype_; }
   Device device() const { return device_; }

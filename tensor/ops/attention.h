@@ -31,11 +31,13 @@ void rope_backward(Queue& queue, AttentionShape shape, float theta, MutView dqkv
 /// sample).
 ///   qkv (batch * seq_len, qkv_width)   out (batch * seq_len, n_heads * head_dim)
 ///   log_sum_exp (batch, n_heads, seq_len) f32: kept for backward, which computes p again from it
-/// One (batch, head) pair is a tile: no more than one seq_len x seq_len matrix exists at a time.
+/// One (sample, head) pair is a tile. Scratch is a few rows of scores: no seq_len x seq_len matrix
+/// exists.
 void attention_forward(Queue& queue, AttentionShape shape, View qkv, const Dropout& dropout,
                        MutView out, MutView log_sum_exp);
 
-/// dqkv from dout. Query heads that share a key head add into it in order of the query head.
+/// dqkv from dout, overwritten. One (sample, key head) pair is a tile. Query heads that share a key
+/// head add into it in order of the query head.
 void attention_backward(Queue& queue, AttentionShape shape, View qkv, View out, View log_sum_exp,
                         View dout, const Dropout& dropout, MutView dqkv);
 

@@ -7,7 +7,7 @@ namespace llm {
 /// Whether an op overwrites its output or adds to what is there.
 enum class Write : std::uint8_t { set, add };
 
-/// y = x W^T + b.
+/// y = x W^T + b. A row's bits do not depend on the other rows, nor on their number from 16 on.
 ///   x (n, in)   W (out, in)   b (out) or empty   y (n, out), not overlapping x
 void linear_forward(Queue& queue, View x, View weight, View bias, MutView y);
 

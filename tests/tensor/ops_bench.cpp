@@ -61,7 +61,9 @@ __attribute__((target("avx512f"))) double fma_avx512(std::int64_t n_rounds) {
     for (auto& sum : sums) sum = _mm512_fmadd_ps(sum, factor, factor);
   }
   for (auto& sum : sums) sums[0] = _mm512_add_ps(sums[0], sum);
-  return static_cast<double>(_mm512_reduce_add_ps(sums[0]));
+  float lane[16];
+  _mm512_storeu_ps(lane, sums[0]);
+  return static_cast<double>(lane[0]);
 }
 
 __attribute__((target("avx2,fma"))) double fma_avx2(std::int64_t n_rounds) {
