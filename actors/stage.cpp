@@ -12,15 +12,6 @@ const WaitName wait_validation{"validation computed"};
 
 }  // namespace
 
-struct Stage::InFlight {
-  InFlight(Microbatch mb, Arena a) : microbatch(mb), arena(std::move(a)) {}
-  Microbatch microbatch;
-  Arena arena;  // what the blocks keep for their backward
-  std::vector<BlockSaved> blocks;
-  View output;  // (n, C) of the last block
-  LossSum loss;
-};
-
 Stage::Stage(Loop& loop, Queue& queue, Plan plan, const Decoder& decoder, ModelState& state,
              Outbox out)
     : loop_(loop),

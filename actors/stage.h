@@ -57,7 +57,15 @@ class Stage {
   Task<> run();
 
  private:
-  struct InFlight;  // a microbatch between its forward and its backward
+  /// A microbatch between its forward and its backward.
+  struct InFlight {
+    InFlight(Microbatch m, Arena a) : microbatch(m), arena(std::move(a)) {}
+    Microbatch microbatch;
+    Arena arena;  // what the blocks keep for their backward
+    std::vector<BlockSaved> blocks;
+    View output;  // (n, C) of the last block
+    LossSum loss;
+  };
 
   Task<> run_step(std::int64_t step);
   Task<> forward(std::int64_t step, int m);

@@ -1,6 +1,6 @@
 #include "src/comm/control.h"
 
-#include "fmt/format.h"
+#include <fmt/format.h>
 #include "src/base/error.h"
 
 namespace llm {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "fmt/format.h"
+#include <fmt/format.h>
 #include "src/base/error.h"
 #include "src/base/philox.h"
 #include "src/rt/clock.h"

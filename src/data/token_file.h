@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <string>
 
-#include "src/data/file.h"
+#include "src/base/file.h"
 
 namespace llm {
 
@@ -25,7 +25,7 @@ class TokenFile {
   /// cannot be read.
   explicit TokenFile(const std::string& path);
   std::int64_t n_tokens() const { return n_tokens_; }
-  const std::string& path() const { return file_.path(); }
+  std::string path() const { return file_.path().string(); }
   /// Reads tokens [begin, begin + n), inside the file, as stored (u32 ids from 2^31 on are
   /// negative). FileError when the file has become shorter.
   void read(std::int64_t begin, std::int64_t n, std::int32_t* out) const;

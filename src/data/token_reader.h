@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "src/data/corpus.h"
-#include "src/data/file.h"
+#include "src/base/file.h"
 #include "src/data/token_file.h"
 #include "src/data/tokenizer.h"
 

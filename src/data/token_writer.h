@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "src/data/file.h"
+#include "src/base/file.h"
 
 namespace llm {
 

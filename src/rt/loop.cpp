@@ -6,7 +6,7 @@
 #include <boost/asio/io_context.hpp>
 #include <cstdio>
 
-#include "fmt/format.h"
+#include <fmt/format.h>
 #include "src/base/check.h"
 #include "src/base/error.h"
 #include "src/rt/clock.h"
@@ -41,8 +41,7 @@ Loop::Loop(Options options) : options_(std::move(options)) {
 }
 
 Loop::~Loop() {
-  // Frames go first: their awaiters unlink themselves from this loop's lists.
-  actors_.clear();
+  drop_actors();  // first: their awaiters unlink themselves from this loop's lists
   Foreign* node = foreign_.exchange(nullptr);
   while (node != nullptr) {
     const std::unique_ptr<Foreign> owned(node);
@@ -50,12 +49,18 @@ Loop::~Loop() {
   }
 }
 
-void Loop::spawn(std::string name, Task<> task) {
+void Loop::drop_actors() {
+  while (!ready_.empty()) ready_.pop();
+  actors_.clear();
+  n_unfinished_ = 0;
+}
+
+void Loop::add_actor(std::string name, bool background, Task<> task) {
   const int id = static_cast<int>(actors_.size());
-  actors_.push_back(std::make_unique<Actor>(std::move(name), id, std::move(task)));
+  actors_.push_back(std::make_unique<Actor>(std::move(name), id, background, std::move(task)));
   Actor& actor = *actors_.back();
   if (trace != nullptr) trace->name_actor(actor.id(), actor.name());
-  ++n_unfinished_;
+  if (!background) ++n_unfinished_;
   ready(actor.task_.handle(), &actor);
 }
 
@@ -105,7 +110,7 @@ void Loop::resume(Ready next) {
   current_ = nullptr;
   Actor* const actor = next.actor;
   if (actor->done()) {
-    --n_unfinished_;
+    if (!actor->background_) --n_unfinished_;
     actor->task_.await_resume();  // the exception it ended with leaves here
   }
 }

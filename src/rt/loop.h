@@ -22,8 +22,8 @@ namespace llm {
 /// A named root coroutine of a loop.
 class Actor {
  public:
-  Actor(std::string name, int id, Task<> task)
-      : name_(std::move(name)), id_(id), task_(std::move(task)) {}
+  Actor(std::string name, int id, bool background, Task<> task)
+      : name_(std::move(name)), id_(id), background_(background), task_(std::move(task)) {}
   const std::string& name() const { return name_; }
   int id() const { return id_; }  ///< its place in spawn order: the thread id in traces
   bool done() const { return task_.done(); }
@@ -32,6 +32,7 @@ class Actor {
   friend class Loop;
   std::string name_;
   int id_;
+  bool background_;
   Task<> task_;
 };
 
@@ -61,13 +62,20 @@ class Loop {
   Loop& operator=(const Loop&) = delete;
 
   /// Keeps `task` as an actor and starts it on the next turn. Names appear in traces and reports.
-  void spawn(std::string name, Task<> task);
+  void spawn(std::string name, Task<> task) { add_actor(std::move(name), false, std::move(task)); }
+  /// The same for an actor that serves others: run() does not wait for its end.
+  void spawn_background(std::string name, Task<> task) {
+    add_actor(std::move(name), true, std::move(task));
+  }
+  /// Destroys all actors' frames, ended or suspended. For whoever owns their inboxes and goes
+  /// first.
+  void drop_actors();
   /// Polled once a turn, in the order of adding. The poller must outlive its place here.
   void add_poller(Poller& poller);
   void remove_poller(Poller& poller);
 
-  /// Returns when every actor has ended. The first exception of an actor or poller leaves at once.
-  /// Throws StallError when nothing moved for stall_timeout_seconds.
+  /// Returns when every actor but the background ones has ended. The first exception of an actor or
+  /// poller leaves at once. Throws StallError when nothing moved for stall_timeout_seconds.
   void run();
   /// Runs until nothing can go on without a message from outside. True when every actor has ended.
   bool run_until_idle();
@@ -100,6 +108,7 @@ class Loop {
   struct Asio;
   struct Foreign;
 
+  void add_actor(std::string name, bool background, Task<> task);
   bool turn();
   bool run_ready();
   bool run_foreign();

@@ -7,7 +7,7 @@
 #include <memory>
 #include <tuple>
 
-#include "fmt/format.h"
+#include <fmt/format.h>
 #include "src/base/check.h"
 #include "src/base/error.h"
 

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <string>
 
-#include "fmt/format.h"
+#include <fmt/format.h>
 
 namespace llm {
 namespace {

@@ -3,7 +3,7 @@
 #include <array>
 #include <string_view>
 
-#include "fmt/format.h"
+#include <fmt/format.h>
 
 namespace llm {
 

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "fmt/format.h"
+#include <fmt/format.h>
 #include "src/base/error.h"
 
 namespace llm {

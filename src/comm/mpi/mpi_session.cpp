@@ -9,7 +9,7 @@
 #include <exception>
 #include <string_view>
 
-#include "fmt/format.h"
+#include <fmt/format.h>
 #include "src/base/check.h"
 #include "src/base/error.h"
 #include "src/comm/mpi/cause_line.h"

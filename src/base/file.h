@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <span>
+#include <string>
 #include <string_view>
 
 namespace llm {
@@ -15,12 +17,15 @@ class InputFile {
   /// without waiting for it.
   explicit InputFile(std::filesystem::path path);
   InputFile(InputFile&& other) noexcept;
-  InputFile& operator=(InputFile&&) = delete;
+  InputFile& operator=(InputFile&& other) noexcept;
   ~InputFile();
   const std::filesystem::path& path() const { return path_; }
   std::int64_t n_bytes() const { return n_bytes_; }
   /// Fills `out` with n bytes from `begin` on. Throws FileError where the file has fewer.
   void read(std::int64_t begin, std::int64_t n, void* out) const;
+  void read_at(std::int64_t begin, std::span<std::byte> out) const {
+    read(begin, static_cast<std::int64_t>(out.size()), out.data());
+  }
 
  private:
   std::filesystem::path path_;
@@ -38,6 +43,9 @@ class OutputFile {
   /// Throws FileError naming the path and the reason (a full disk, ...).
   void append(const void* bytes, std::size_t n);
   void append(std::string_view text) { append(text.data(), text.size()); }
+  void write(std::span<const std::byte> bytes) { append(bytes.data(), bytes.size()); }
+  /// Overwrites bytes that were written already.
+  void write_at(std::int64_t begin, std::span<const std::byte> bytes);
   /// Forces everything to the disk and closes.
   void finish();
 
@@ -52,5 +60,11 @@ class OutputFile {
 void write_file_atomically(const std::filesystem::path& path,
                            const std::function<void(OutputFile&)>& write);
 void write_file_atomically(const std::filesystem::path& path, std::string_view text);
+
+/// fsync of a folder: names created, renamed or removed in it are on disk.
+void sync_folder(const std::filesystem::path& folder);
+
+/// The whole file.
+std::string read_file(const std::filesystem::path& path);
 
 }  // namespace llm

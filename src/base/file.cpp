@@ -1,4 +1,4 @@
-#include "src/io/file.h"
+#include "src/base/file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -17,19 +17,6 @@ namespace {
 
 [[noreturn]] void fail(const char* what, const std::filesystem::path& path) {
   throw FileError(fmt::format("{} {}: {}", what, path.string(), std::strerror(errno)));
-}
-
-void sync_folder(const std::filesystem::path& folder) {
-  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) fail("cannot open folder", folder);
-  const int result = ::fsync(descriptor);
-  const int reason = errno;
-  ::close(descriptor);
-  // Some file systems cannot force a folder; the rename stands all the same.
-  if (result != 0 && reason != EINVAL && reason != ENOTSUP) {
-    errno = reason;
-    fail("cannot force to disk folder", folder);
-  }
 }
 
 /// Removes a half-written file unless it was renamed.
@@ -55,6 +42,19 @@ class TemporaryFile {
 
 }  // namespace
 
+void sync_folder(const std::filesystem::path& folder) {
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) fail("cannot open folder", folder);
+  const int result = ::fsync(descriptor);
+  const int reason = errno;
+  ::close(descriptor);
+  // Some file systems cannot force a folder; the rename stands all the same.
+  if (result != 0 && reason != EINVAL && reason != ENOTSUP) {
+    errno = reason;
+    fail("cannot force to disk folder", folder);
+  }
+}
+
 InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
   // O_NONBLOCK: opening a pipe that nobody writes to must not wait.
   descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -73,6 +73,13 @@ InputFile::InputFile(InputFile&& other) noexcept
     : path_(std::move(other.path_)),
       descriptor_(std::exchange(other.descriptor_, -1)),
       n_bytes_(other.n_bytes_) {}
+
+InputFile& InputFile::operator=(InputFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(descriptor_, other.descriptor_);
+  std::swap(n_bytes_, other.n_bytes_);
+  return *this;
+}
 
 InputFile::~InputFile() {
   if (descriptor_ >= 0) ::close(descriptor_);
@@ -116,6 +123,16 @@ void OutputFile::append(const void* bytes, std::size_t n) {
   }
 }
 
+void OutputFile::write_at(std::int64_t begin, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::pwrite(descriptor_, bytes.data(), bytes.size(), begin);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail("cannot write", path_);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    begin += written;
+  }
+}
+
 void OutputFile::finish() {
   if (::fsync(descriptor_) != 0) fail("cannot force to disk", path_);
   // Network file systems report a full disk only here.
@@ -135,6 +152,13 @@ void write_file_atomically(const std::filesystem::path& path,
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view text) {
   write_file_atomically(path, [text](OutputFile& file) { file.append(text); });
+}
+
+std::string read_file(const std::filesystem::path& path) {
+  const InputFile file(path);
+  std::string text(static_cast<std::size_t>(file.n_bytes()), '\0');
+  file.read(0, file.n_bytes(), text.data());
+  return text;
 }
 
 }  // namespace llm

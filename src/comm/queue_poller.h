@@ -1,0 +1,23 @@
+#pragma once
+#include "src/rt/loop.h"
+#include "tensor/queue.h"
+
+namespace llm {
+
+/// Runs a compute queue's tiles from a loop: up to `tiles_per_poll` a turn, so that messages move
+/// in between. One of a few ms for the model, many for short sums that messages wait for.
+class QueuePoller : public Poller {
+ public:
+  QueuePoller(Queue& queue, int tiles_per_poll) : queue_(queue), tiles_per_poll_(tiles_per_poll) {}
+  bool poll() override {
+    int n = 0;
+    while (n < tiles_per_poll_ && queue_.run_tile()) ++n;
+    return n > 0;
+  }
+
+ private:
+  Queue& queue_;
+  int tiles_per_poll_;
+};
+
+}  // namespace llm

@@ -1,0 +1,126 @@
+#include "src/train/data_setup.h"
+
+#include <fmt/format.h>
+#include "src/base/error.h"
+#include "src/base/philox.h"
+#include "src/config/checks.h"
+#include "src/data/corpus.h"
+#include "src/data/stream_samples.h"
+#include "src/data/token_cache.h"
+#include "src/data/token_samples.h"
+
+namespace llm {
+namespace {
+
+Corpus list_training(const DataConfig& data) {
+  return find_corpus({data.dataset_path, data.text_column, "data.dataset_path"});
+}
+
+Corpus list_validation(const DataConfig& data) {
+  return find_corpus({data.val_dataset_path, data.text_column, "data.val_dataset_path"});
+}
+
+std::shared_ptr<TokenStore> open_store(Corpus (*list)(const DataConfig&),
+                                       const LoadedConfig& loaded, const Tokenizer& tokenizer,
+                                       const DataSetup& setup) {
+  std::string json;
+  if (setup.rank == 0) {
+    const Corpus corpus = list(loaded.config.data);
+    CacheConfig cache;
+    cache.folder = setup.cache_folder;
+    cache.vocab_size = loaded.config.model.vocab_size;
+    std::int64_t next_percent = 10;
+    cache.on_progress = [&](std::int64_t n_done, std::int64_t n_bytes) {
+      // Small corpora are done before anyone could read it.
+      if (n_bytes < (64 << 20) || 100 * n_done < next_percent * n_bytes) return;
+      setup.say(fmt::format("tokenizing: {} % of {} MB", next_percent, n_bytes >> 20));
+      next_percent += 10;
+    };
+    json = to_json(build_cache(corpus, tokenizer, cache));
+  }
+  const TokenSet set = token_set_from_json(setup.broadcast(json));
+  return std::make_shared<TokenStore>(set, loaded.config.model.vocab_size);
+}
+
+std::unique_ptr<SampleSource> whole_in_order(std::shared_ptr<TokenStore> store,
+                                             std::int64_t seq_len, Range samples) {
+  return std::make_unique<TokenSamples>(
+      std::move(store),
+      TokenSamples::Config{.seq_len = seq_len, .samples = samples, .seed = 0, .shuffle = false});
+}
+
+void open_cached(DataSet& data, const LoadedConfig& loaded, const DataSetup& setup) {
+  const Config& config = loaded.config;
+  const std::int64_t seq_len = config.data.max_seq_len;
+  const std::shared_ptr<TokenStore> store =
+      open_store(list_training, loaded, *data.tokenizer, setup);
+  const std::int64_t n = count_samples(store->n_tokens(), seq_len);
+  const bool splits = config.training.run_validation && config.data.val_dataset_path.empty();
+  const SampleSplit split = split_samples(n, splits ? config.training.val_fraction : 0);
+  data.train = std::make_unique<TokenSamples>(
+      store, TokenSamples::Config{.seq_len = seq_len,
+                                  .samples = split.train,
+                                  .seed = static_cast<std::uint64_t>(config.training.seed),
+                                  .shuffle = config.data.shuffle});
+  data.n_epoch_samples = split.train.size();
+  data.summary = fmt::format("{} tokens, {} training samples of {}", store->n_tokens(),
+                             split.train.size(), seq_len);
+  if (splits && !split.validation.empty()) {
+    data.validation = whole_in_order(store, seq_len, split.validation);
+    data.n_validation_samples = split.validation.size();
+  }
+  if (splits && !split.note.empty()) data.summary += "; " + split.note;
+}
+
+void open_stream(DataSet& data, const LoadedConfig& loaded, const DataSetup& setup) {
+  const Config& config = loaded.config;
+  std::string json;
+  if (setup.rank == 0) json = to_json(list_training(config.data));
+  const Corpus corpus = corpus_from_json(setup.broadcast(json));
+  data.summary =
+      fmt::format("streaming {} files, {} MB", corpus.files.size(), corpus.n_bytes() >> 20);
+  data.train = std::make_unique<StreamSamples>(
+      corpus, *data.tokenizer,
+      StreamSamples::Config{.seq_len = config.data.max_seq_len,
+                            .vocab_size = config.model.vocab_size,
+                            .shuffle_buffer = config.data.shuffle_buffer,
+                            .seed = static_cast<std::uint64_t>(config.training.seed),
+                            .shuffle = config.data.shuffle});
+}
+
+}  // namespace
+
+DataSet open_data(const LoadedConfig& loaded, const DataSetup& setup) {
+  const Config& config = loaded.config;
+  DataSet data;
+  data.tokenizer = std::make_unique<ByteTokenizer>();
+  check_vocabulary(loaded, data.tokenizer->n_ids());
+  if (setup.task == "stream_lm") {
+    open_stream(data, loaded, setup);
+  } else {
+    open_cached(data, loaded, setup);
+  }
+  if (config.training.run_validation && !config.data.val_dataset_path.empty()) {
+    const std::shared_ptr<TokenStore> store =
+        open_store(list_validation, loaded, *data.tokenizer, setup);
+    data.n_validation_samples = count_samples(store->n_tokens(), config.data.max_seq_len);
+    data.validation =
+        whole_in_order(store, config.data.max_seq_len, {0, data.n_validation_samples});
+  }
+  if (data.n_validation_samples > 0) {
+    data.summary += fmt::format(", {} validation samples", data.n_validation_samples);
+  }
+  return data;
+}
+
+std::int64_t estimate_samples(const LoadedConfig& loaded) {
+  const Config& config = loaded.config;
+  if (config.data.dataset_path.empty()) return 0;
+  const Corpus corpus = list_training(config.data);
+  const std::int64_t n_tokens = corpus.n_bytes();
+  const std::int64_t n = count_samples(n_tokens, config.data.max_seq_len);
+  const bool splits = config.training.run_validation && config.data.val_dataset_path.empty();
+  return split_samples(n, splits ? config.training.val_fraction : 0).train.size();
+}
+
+}  // namespace llm

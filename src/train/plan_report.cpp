@@ -1,0 +1,162 @@
+#include "src/train/plan_report.h"
+
+#include <fmt/format.h>
+#include "actors/gradient_reducer.h"
+#include "schedules/collective.h"
+#include "src/model/decoder.h"
+#include "tensor/ops/adamw.h"
+
+namespace llm {
+namespace {
+
+std::string mib(std::int64_t n_bytes) {
+  return fmt::format("{:.2f} MiB", static_cast<double>(n_bytes) / (1 << 20));
+}
+
+std::string layer_name(const ModelConfig& config, std::int64_t layer) {
+  if (layer == embedding_layer) return "embedding";
+  if (layer == head_layer(config)) return "final norm, head";
+  return fmt::format("block {}", layer);
+}
+
+std::string layer_table(const Settings& s) {
+  std::string text =
+      fmt::format("units\n  {:<18} {:>14} {:>16}\n", "layer", "parameters", "activations");
+  const std::vector<ParameterSpec> specs = parameters(s.model);
+  const Range layers = all_layers(s.model);
+  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
+    std::int64_t n = 0;
+    for (const ParameterSpec& spec : specs) n += spec.layer == layer ? spec.n_elements() : 0;
+    const std::int64_t saved =
+        saved_bytes(s.model, {layer, layer + 1}, s.partition.largest_microbatch(), s.seq_len);
+    text += fmt::format("  {:<18} {:>14} {:>16}\n", layer_name(s.model, layer), n, mib(saved));
+  }
+  return text;
+}
+
+std::string bucket_table(const FlatLayout& layout, const ModelConfig& model) {
+  std::string text = fmt::format("buckets  {} (reduced as soon as the layer's backward is done)\n",
+                                 layout.buckets.size());
+  constexpr std::size_t n_shown = 8;
+  for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
+    if (b == n_shown && layout.buckets.size() > n_shown + 1) {
+      text += fmt::format("  ... {} more\n", layout.buckets.size() - n_shown);
+      break;
+    }
+    const Bucket& bucket = layout.buckets[b];
+    text += fmt::format("  {:<4} {:>14}  after {}\n", b, mib(bucket.flat.size() * 4),
+                        layer_name(model, bucket.ready_after_layer));
+  }
+  return text;
+}
+
+std::string batch_text(const Settings& s) {
+  std::string samples;
+  for (const std::int64_t n : s.partition.microbatch_samples) {
+    samples += (samples.empty() ? "" : ",") + std::to_string(n);
+  }
+  return fmt::format(
+      "batch    global {} samples = {} of microbatches of {} x {} accumulation steps x dp {}; {} "
+      "tokens "
+      "a step\n",
+      s.partition.global_batch(), s.partition.microbatch_samples.size(), samples,
+      s.partition.n_accumulation_steps, s.partition.dp, s.tokens_per_step());
+}
+
+}  // namespace
+
+std::vector<LedgerEntry> memory_ledger(const Settings& s) {
+  const FlatLayout layout = model_layout(s.model, s.bucket_bytes);
+  const std::int64_t flat_bytes = layout.n_elements * 4;
+  const AccumulationPlan accumulation =
+      accumulation_plan(s.accumulation, s.partition.n_microbatches());
+  const int n_buffers = accumulation.n_buffers();
+  const std::int64_t largest = s.partition.largest_microbatch();
+  const std::int64_t n_tokens = largest * s.seq_len;
+  const Range layers = all_layers(s.model);
+  const std::int64_t rank_samples = s.partition.global_batch() / s.partition.dp;
+
+  std::vector<LedgerEntry> ledger;
+  ledger.push_back({"parameters (f32)", flat_bytes});
+  ledger.push_back({fmt::format("gradients, {} buffer{} of the accumulation {}", n_buffers,
+                                n_buffers == 1 ? "" : "s",
+                                s.accumulation == Accumulation::tree ? "tree" : "in sequence"),
+                    n_buffers * flat_bytes});
+  if (s.model.tie_embeddings) {
+    ledger.push_back(
+        {"gradients of the tied head", n_buffers * s.model.vocab_size * s.model.hidden_size * 4});
+  }
+  ledger.push_back({"AdamW moments", 2 * flat_bytes});
+  const int n_in_flight = peak_activations(stage_schedule(s));
+  ledger.push_back({fmt::format("activations, {} microbatch{} in flight", n_in_flight,
+                                n_in_flight == 1 ? "" : "es"),
+                    n_in_flight * saved_bytes(s.model, layers, largest, s.seq_len)});
+  ledger.push_back({"gradient of activations", n_tokens * s.model.hidden_size * 4});
+  ledger.push_back({"scratch of one layer", scratch_bytes(s.model, layers, largest, s.seq_len)});
+  std::int64_t receives = 0;
+  for (int lane = 0; lane < s.n_reducer_lanes; ++lane) {
+    receives += reducer_scratch_bytes(layout.buckets, s.grid.dp, s.n_reducer_lanes, lane);
+  }
+  ledger.push_back({"receives of the gradient reducers", receives});
+  std::int64_t samples = 2 * rank_samples;
+  if (s.validation.n_samples > 0) samples += 2 * s.validation.microbatch_samples;
+  ledger.push_back({"tokens and labels", 2 * samples * s.seq_len * 4});
+  return ledger;
+}
+
+StepTraffic step_traffic(const Settings& s, int rank) {
+  StepTraffic traffic;
+  const int dp = s.grid.dp;
+  const CollectiveForm form = best_form(dp);
+  const auto count = [&](const std::vector<Transfer>& sends) {
+    for (const Transfer& send : sends) {
+      if (send.range.empty()) continue;
+      ++traffic.n_tensor_messages;
+      traffic.n_bytes += send.range.size() * 4;
+    }
+  };
+  for (const Bucket& bucket : model_layout(s.model, s.bucket_bytes).buckets) {
+    const CollectiveShape shape{rank, dp,
+                                even_cuts(bucket.flat.size(), dp, FlatLayout::alignment_elements)};
+    for (const ReduceRound& round : reduce_scatter_plan(form, shape).rounds) count(round.sends);
+    for (const GatherRound& round : all_gather_plan(form, shape)) count(round.sends);
+  }
+  traffic.n_control_messages = dp - 1 + (rank == 0 ? 0 : s.partition.n_microbatches());
+  return traffic;
+}
+
+std::string plan_text(const Settings& s, std::int64_t ranks_per_node) {
+  const std::int64_t n_ranks = s.grid.n_ranks();
+  const std::int64_t n_nodes = (n_ranks + ranks_per_node - 1) / ranks_per_node;
+  const FlatLayout layout = model_layout(s.model, s.bucket_bytes);
+  std::string text = fmt::format("grid     [dp {}][pp {}][tp {}]: {} rank{} on {} node{} of {}\n",
+                                 s.grid.dp, s.grid.pp, s.grid.tp, n_ranks, n_ranks == 1 ? "" : "s",
+                                 n_nodes, n_nodes == 1 ? "" : "s", ranks_per_node);
+  text += batch_text(s);
+  text += fmt::format("stage    {} a flush\n", to_string(stage_schedule(s)));
+  text += fmt::format("model    {} parameters in {} tensors, {:.2f} MFLOP a token\n",
+                      n_parameters(s.model), parameters(s.model).size(),
+                      flops_per_token(s.model, s.seq_len) * 1e-6);
+  if (s.n_steps > 0) text += fmt::format("steps    {}\n", s.n_steps);
+  text += layer_table(s) + bucket_table(layout, s.model);
+
+  std::int64_t total = 0;
+  text += "bytes per rank\n";
+  for (const LedgerEntry& entry : memory_ledger(s)) {
+    text += fmt::format("  {:<48} {:>16}\n", entry.what, mib(entry.n_bytes));
+    total += entry.n_bytes;
+  }
+  text += fmt::format("  {:<48} {:>16}\n", "sum", mib(total));
+
+  text += "messages per step\n";
+  for (const int rank : {0, s.grid.dp - 1}) {
+    const StepTraffic traffic = step_traffic(s, rank);
+    text +=
+        fmt::format("  rank {:<4} sends {} tensor messages, {}, and {} control messages\n", rank,
+                    traffic.n_tensor_messages, mib(traffic.n_bytes), traffic.n_control_messages);
+    if (s.grid.dp == 1) break;
+  }
+  return text;
+}
+
+}  // namespace llm

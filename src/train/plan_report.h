@@ -1,0 +1,32 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/train/settings.h"
+
+namespace llm {
+
+/// One line of a rank's memory: what for, and how many bytes.
+struct LedgerEntry {
+  std::string what;
+  std::int64_t n_bytes;
+};
+
+/// Everything a rank allocates for a run, exactly as it will be: parameters, the accumulation
+/// tree's gradient buffers, moments, activations, scratch, receives, samples. The libraries' own
+/// memory and the program itself are not in it.
+std::vector<LedgerEntry> memory_ledger(const Settings& settings);
+
+/// What one data-parallel rank sends in a step.
+struct StepTraffic {
+  std::int64_t n_tensor_messages = 0;
+  std::int64_t n_bytes = 0;
+  std::int64_t n_control_messages = 0;
+};
+StepTraffic step_traffic(const Settings& settings, int rank);
+
+/// The text of `llm-train --plan`.
+std::string plan_text(const Settings& settings, std::int64_t ranks_per_node);
+
+}  // namespace llm

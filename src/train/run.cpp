@@ -1,0 +1,258 @@
+#include "src/train/run.h"
+
+#include <csignal>
+#include <filesystem>
+#include <span>
+
+#include <fmt/format.h>
+#include "src/base/error.h"
+#include "src/base/file.h"
+#include "src/comm/mpi/mpi_transport.h"
+#include "src/config/checks.h"
+#include "src/config/load.h"
+#include "src/io/hf_weights.h"
+#include "src/rt/signals.h"
+#include "src/train/data_setup.h"
+#include "src/train/generate.h"
+#include "src/train/machine.h"
+#include "src/train/plan_report.h"
+#include "src/train/progress.h"
+#include "src/train/run_dir.h"
+#include "src/train/settings_from_config.h"
+#include "src/train/trainer.h"
+
+namespace llm {
+namespace {
+
+LoadedConfig load(const RunRequest& request) {
+  ConfigSources sources;
+  if (!request.config_path.empty()) {
+    sources.yaml_name = request.config_path;
+    sources.yaml_text = read_config_file(request.config_path);
+  }
+  sources.environment = process_environment();
+  sources.overrides = request.overrides;
+  return load_config(sources);
+}
+
+LoadedConfig load_resolved(const std::string& yaml) {
+  ConfigSources sources;
+  sources.yaml_name = "resolved configuration";
+  sources.yaml_text = yaml;
+  return load_config(sources);
+}
+
+/// What rank 0 decides before anything else, and all ranks share.
+struct Start {
+  LoadedConfig loaded;
+  Settings settings;
+  std::string run_dir;
+  std::string yaml;
+};
+
+Start begin(const MpiSession& session, const RunRequest& request) {
+  Start start;
+  const bool is_first = session.rank() == 0;
+  if (is_first) {
+    start.loaded = load(request);
+    check_task(start.loaded, request.task);
+    resolve_backend(start.loaded, 0);
+    start.settings = settings_from(start.loaded, session.n_ranks());
+    start.run_dir = make_run_dir(start.loaded.config.logging.run_dir);
+    start.yaml = to_yaml(start.loaded);
+    write_file_atomically(std::filesystem::path(start.run_dir) / "config.yaml", start.yaml);
+  }
+  const std::string yaml = session.broadcast(start.yaml);
+  start.run_dir = session.broadcast(start.run_dir);
+  if (!is_first) {
+    start.loaded = load_resolved(yaml);
+    start.settings = settings_from(start.loaded, session.n_ranks());
+  }
+  return start;
+}
+
+RunLength length_of(const LoadedConfig& loaded, const Settings& settings, std::int64_t n_samples,
+                    std::int64_t n_validation_samples) {
+  const Config& config = loaded.config;
+  const std::int64_t batch = settings.partition.global_batch();
+  if (config.data.steps_per_epoch) n_samples = *config.data.steps_per_epoch * batch;
+  return {.n_samples = n_samples,
+          .epochs = config.training.epochs,
+          .max_steps = config.training.max_steps,
+          .validation_interval = config.training.val_interval_steps,
+          .n_validation_samples = n_validation_samples};
+}
+
+std::string start_line(const MpiSession& session, const Settings& s) {
+  return fmt::format(
+      "{} rank{} ({} a node): {} parameters, global batch {} = microbatch {} x {} x dp {}, {} "
+      "tokens a "
+      "step, {} steps",
+      session.n_ranks(), session.n_ranks() == 1 ? "" : "s", session.ranks_per_node(),
+      n_parameters(s.model), s.partition.global_batch(), s.partition.largest_microbatch(),
+      s.partition.n_microbatches(), s.partition.dp, s.tokens_per_step(), s.n_steps);
+}
+
+std::vector<View> all_values(const ModelState& state) {
+  std::vector<View> values;
+  for (std::size_t i = 0; i < state.specs().size(); ++i) values.push_back(state.parameter(i));
+  return values;
+}
+
+void save_final(const Start& start, const ModelState& state) {
+  const std::filesystem::path folder(start.run_dir);
+  write_hf_weights(folder, state.specs(), all_values(state));
+  if (const auto json = hf_config_json(start.settings.model)) {
+    write_file_atomically(folder / "config.json", *json);
+  }
+}
+
+/// Text without control characters, for a terminal.
+std::string shown(const std::string& text) {
+  std::string out = "  ";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '\n') {
+      out += "\n  ";
+    } else if (byte < 0x20 || byte == 0x7F) {
+      out += ' ';
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+std::string sample_of(const Start& start, const DataSet& data, Trainer& trainer) {
+  AllValues values;
+  const Range layers = all_layers(start.settings.model);
+  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
+    values.push_back(trainer.state().values(layer));
+  }
+  const GenerateOptions options{.seed = start.settings.seed, .window = start.settings.seq_len};
+  return generate(trainer.decoder(), values, *data.tokenizer, "\n", options);
+}
+
+/// One run of one rank, from its data to its last line.
+class Run {
+ public:
+  Run(MpiSession& session, const RunRequest& request)
+      : session_(session), request_(request), start_(begin(session, request)) {}
+
+  int run() {
+    open();
+    Loop loop({.stall_warning_seconds = 60,
+               .stall_timeout_seconds = start_.loaded.config.distributed.collective_timeout_seconds,
+               .warn = {}});
+    std::optional<Trace> trace;
+    if (!request_.trace_dir.empty()) {
+      loop.trace = &trace.emplace(session_.rank(), session_.align_clocks().origin_ns);
+    }
+    MpiTransport transport(session_, loop);
+    const StopSignals signals(loop);
+    Trainer trainer(loop, transport, start_.settings, inputs(signals));
+    if (trace) trainer.trace_compute(*trace);
+    trainer.start();
+    loop.run();
+    if (trace) trace->write(fmt::format("{}/rank-{}.json", request_.trace_dir, session_.rank()));
+    return finish(trainer);
+  }
+
+ private:
+  void open() {
+    const auto say = [this](std::string_view text) {
+      if (session_.rank() == 0) fmt::print("{}\n", text);
+      std::fflush(stdout);
+    };
+    for (const std::string& note : start_.loaded.notes) say("note: " + note);
+    const std::string cache =
+        (std::filesystem::path(start_.run_dir).parent_path() / "token-cache").string();
+    data_ = open_data(
+        start_.loaded,
+        {.task = request_.task,
+         .cache_folder = cache,
+         .rank = session_.rank(),
+         .broadcast = [this](std::string text) { return session_.broadcast(std::move(text)); },
+         .say = say});
+    set_length(start_.settings, length_of(start_.loaded, start_.settings, data_.n_epoch_samples,
+                                          data_.n_validation_samples));
+    if (!request_.trace_dir.empty()) std::filesystem::create_directories(request_.trace_dir);
+    if (session_.rank() != 0) return;
+    const LoggingConfig& logging = start_.loaded.config.logging;
+    const ProgressStyle style = progress_style(logging.progress);
+    if (style != ProgressStyle::off) {
+      say(start_line(session_, start_.settings));
+      say("data: " + data_.summary);
+    }
+    progress_ = std::make_unique<Progress>(
+        start_.settings,
+        Progress::Options{
+            .style = style,
+            .log_interval = logging.log_interval,
+            .flops_per_token = flops_per_token(start_.settings.model, start_.settings.seq_len),
+            .peak_flops = measure_matmul_flops() * session_.n_ranks(),
+            .seq_len = start_.settings.seq_len,
+            .process_begin_ns =
+                request_.process_begin.time_since_epoch() / std::chrono::nanoseconds(1)},
+        start_.run_dir);
+  }
+
+  TrainerInputs inputs(const StopSignals& signals) {
+    TrainerInputs inputs;
+    inputs.train = data_.train.get();
+    inputs.validation = data_.validation.get();
+    inputs.stop_requested = [&signals] { return signals.requested(); };
+    if (progress_) {
+      inputs.step_done = Port<StepMetrics>(
+          [this](std::int64_t, StepMetrics metrics) { progress_->step_done(metrics); });
+      inputs.validation_done = Port<ValidationMetrics>(
+          [this](std::int64_t, ValidationMetrics metrics) { progress_->validation_done(metrics); });
+    }
+    return inputs;
+  }
+
+  int finish(Trainer& trainer) {
+    const bool stopped = trainer.stopped();
+    if (session_.rank() == 0) {
+      save_final(start_, trainer.state());
+      const bool quiet = start_.loaded.config.logging.progress == "off";
+      if (!quiet && !stopped) {
+        progress_->say("sample:\n" + shown(sample_of(start_, data_, trainer)));
+      }
+      if (!quiet) {
+        progress_->say(
+            fmt::format("{} {} of {} steps; files in {}: model.safetensors, metrics.jsonl, "
+                        "config.yaml",
+                        stopped ? "stopped by a signal after" : "done:", trainer.n_steps_done(),
+                        start_.settings.n_steps, start_.run_dir));
+      }
+    }
+    return static_cast<int>(stopped ? ExitCode::stopped : ExitCode::ok);
+  }
+
+  MpiSession& session_;
+  const RunRequest& request_;
+  Start start_;
+  DataSet data_;
+  std::unique_ptr<Progress> progress_;  // rank 0
+};
+
+}  // namespace
+
+std::string plan_run(const RunRequest& request, std::int64_t n_ranks, std::int64_t ranks_per_node) {
+  const LoadedConfig loaded = load(request);
+  Settings settings = settings_from(loaded, n_ranks);
+  std::string text;
+  for (const std::string& note : loaded.notes) text += "note: " + note + "\n";
+  const std::int64_t n_samples = estimate_samples(loaded);
+  if (n_samples > 0 || loaded.config.data.steps_per_epoch) {
+    set_length(settings, length_of(loaded, settings, n_samples, n_samples > 0 ? 1 : 0));
+  }
+  return text + plan_text(settings, ranks_per_node);
+}
+
+int run_training(MpiSession& session, const RunRequest& request) {
+  return Run(session, request).run();
+}
+
+}  // namespace llm

@@ -1,0 +1,43 @@
+#include "src/train/run_dir.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <ctime>
+#include <filesystem>
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include "src/base/error.h"
+
+namespace llm {
+namespace {
+
+std::string fresh_name() {
+  if (const char* const job = std::getenv("SLURM_JOB_ID")) {
+    const char* const restarts = std::getenv("SLURM_RESTART_COUNT");
+    return fmt::format("runs/slurm-{}{}", job, restarts ? std::string("-") + restarts : "");
+  }
+  return fmt::format("runs/{:%Y%m%d-%H%M%S}-{}", fmt::localtime(std::time(nullptr)), getpid());
+}
+
+}  // namespace
+
+std::string make_run_dir(const std::optional<std::string>& configured) {
+  const std::filesystem::path folder = configured ? *configured : fresh_name();
+  if (std::filesystem::exists(folder / "metrics.jsonl")) {
+    throw ConfigError(
+        fmt::format("logging.run_dir: {} holds a run already (metrics.jsonl); name another folder, "
+                    "or move it away",
+                    folder.string()));
+  }
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error || !std::filesystem::is_directory(folder)) {
+    throw FileError(fmt::format("logging.run_dir: cannot make {}: {}", folder.string(),
+                                error ? error.message() : "it is a file"));
+  }
+  return folder.string();
+}
+
+}  // namespace llm

@@ -1,0 +1,90 @@
+#include "src/train/settings_from_config.h"
+
+#include "src/base/error.h"
+#include "src/config/checks.h"
+
+namespace llm {
+namespace {
+
+Activation activation_of(const std::string& name) {
+  if (name == "gelu") return Activation::gelu;
+  if (name == "gelu_tanh") return Activation::gelu_tanh;
+  if (name == "silu") return Activation::silu;
+  if (name == "relu") return Activation::relu;
+  throw ConfigError("model.mlp_activation: '" + name +
+                    "' is not one of gelu, gelu_tanh, silu, relu");
+}
+
+LrShape lr_shape_of(const std::string& name) {
+  if (name == "cosine") return LrShape::cosine;
+  if (name == "linear") return LrShape::linear;
+  if (name == "constant") return LrShape::constant;
+  if (name == "wsd") return LrShape::wsd;
+  throw ConfigError("training.scheduler_type: '" + name +
+                    "' is not one of cosine, linear, constant, wsd");
+}
+
+OptimizerConfig optimizer_of(const TrainingConfig& training) {
+  OptimizerConfig optimizer;
+  optimizer.lr = {.shape = lr_shape_of(training.scheduler_type),
+                  .peak = training.lr,
+                  .min_ratio = training.min_lr_ratio,
+                  .warmup_steps = training.warmup_steps,
+                  .decay_steps = training.wsd_decay_steps.value_or(0)};
+  optimizer.beta1 = training.beta1;
+  optimizer.beta2 = training.beta2;
+  optimizer.epsilon = training.adam_eps;
+  optimizer.weight_decay = training.weight_decay;
+  optimizer.decay_embeddings = training.decay_embeddings;
+  optimizer.clip_norm = training.gradient_clip_val;
+  return optimizer;
+}
+
+}  // namespace
+
+ModelConfig decoder_config(const ModelSection& model) {
+  ModelConfig config;
+  config.hidden_size = model.hidden_size;
+  config.n_layers = model.num_layers;
+  config.n_heads = model.num_heads;
+  config.n_kv_heads = model.n_kv_heads();
+  config.intermediate_size = model.mlp_size();
+  config.vocab_size = model.vocab_size;
+  config.max_seq_len = model.max_seq_len;
+  config.dropout = static_cast<float>(model.dropout);
+  config.norm = model.norm_impl == "rms_norm" ? Norm::rms_norm : Norm::layer_norm;
+  config.norm_epsilon = static_cast<float>(model.norm_eps);
+  config.positions = model.use_rope               ? Positions::rotary
+                     : model.pos_encoding_learned ? Positions::learned
+                                                  : Positions::sinusoidal;
+  config.rope_theta = static_cast<float>(model.rope_theta);
+  config.activation = activation_of(model.mlp_activation);
+  config.gated = model.use_glu;
+  config.qkv_bias = model.qkv_bias;
+  config.mlp_bias = model.mlp_bias;
+  config.lm_head_bias = model.lm_head_bias;
+  config.tie_embeddings = model.tie_embeddings;
+  check(config);
+  return config;
+}
+
+Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks) {
+  check_supported(loaded, n_ranks);
+  const Config& config = loaded.config;
+  Settings settings;
+  settings.model = decoder_config(config.model);
+  settings.seq_len = config.data.max_seq_len;
+  settings.grid = {.dp = static_cast<int>(n_ranks), .pp = 1, .tp = 1};
+  const BatchPlan batch = resolve_batch(loaded, n_ranks);
+  settings.partition = {.microbatch_samples = batch.microbatch_samples,
+                        .n_accumulation_steps = static_cast<int>(batch.n_accumulation_steps),
+                        .dp = settings.grid.dp};
+  settings.accumulation =
+      config.numerics.accumulation == "tree" ? Accumulation::tree : Accumulation::sequential;
+  settings.optimizer = optimizer_of(config.training);
+  settings.bucket_bytes = config.distributed.bucket_bytes;
+  settings.seed = static_cast<std::uint64_t>(config.training.seed);
+  return settings;
+}
+
+}  // namespace llm

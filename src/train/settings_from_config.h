@@ -1,0 +1,16 @@
+#pragma once
+#include <cstdint>
+
+#include "src/config/load.h"
+#include "src/train/settings.h"
+
+namespace llm {
+
+/// Turns a checked configuration into the settings of a run on `n_ranks` ranks; the length is not
+/// known before the data is (set_length). Throws ConfigError for what these ranks cannot run.
+Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks);
+
+/// The model's part alone.
+ModelConfig decoder_config(const ModelSection& model);
+
+}  // namespace llm

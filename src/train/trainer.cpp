@@ -1,0 +1,185 @@
+#include "src/train/trainer.h"
+
+#include <cmath>
+
+namespace llm {
+namespace {
+
+/// Control channels: who a control message is for.
+enum Channel : int { channel_loss = 1, channel_validation_loss, channel_step_facts };
+
+// Tags of tensor messages: one a bucket in flight. A multiple of the number of lanes, so that two
+// lanes never use one tag at a time.
+constexpr int reducer_tag = 16;
+constexpr int n_reducer_tags_per_lane = 64;
+
+// Sums of buckets are short and messages wait for them: many tiles a turn.
+constexpr int reduction_tiles_per_poll = 64;
+
+constexpr int metrics_rank = 0;
+
+}  // namespace
+
+Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, TrainerInputs inputs)
+    : loop_(loop),
+      transport_(transport),
+      settings_(settings),
+      inputs_(std::move(inputs)),
+      control_(transport),
+      data_parallel_(transport, data_parallel_group(settings.grid, transport.rank())),
+      place_(place_of(settings.grid, transport.rank())),
+      compute_poller_(compute_, 1),
+      reductions_poller_(reductions_, reduction_tiles_per_poll),
+      decoder_(settings.model),
+      state_(settings.model, model_layout(settings.model, settings.bucket_bytes),
+             accumulation_plan(settings.accumulation, settings.partition.n_microbatches())
+                 .n_buffers()) {
+  state_.initialize(settings_.seed);
+  loop_.add_poller(reductions_poller_);
+  loop_.add_poller(compute_poller_);
+  connect();
+}
+
+Trainer::~Trainer() {
+  loop_.drop_actors();  // they wait on inboxes that end here
+  loop_.remove_poller(reductions_poller_);
+  loop_.remove_poller(compute_poller_);
+}
+
+Stage::Plan Trainer::stage_plan() const {
+  const Partition& partition = settings_.partition;
+  Stage::Plan plan;
+  plan.schedule = stage_schedule(settings_);
+  plan.n_accumulation_steps = partition.n_accumulation_steps;
+  plan.accumulation = accumulation_plan(settings_.accumulation, partition.n_microbatches());
+  plan.first_microbatch = place_.dp * partition.n_microbatches();
+  plan.n_global_microbatches = partition.n_global_microbatches();
+  plan.largest_microbatch = partition.largest_microbatch();
+  plan.seq_len = settings_.seq_len;
+  plan.n_steps = settings_.n_steps;
+  plan.validation = settings_.validation;
+  plan.validation_microbatches = settings_.validation.microbatches(place_.dp, settings_.grid.dp);
+  plan.loss_scale = std::ldexp(1.0f, -loss_scale_exponent(partition, settings_.seq_len));
+  plan.seed = settings_.seed;
+  return plan;
+}
+
+Port<StepFacts> Trainer::facts_to_all() {
+  std::vector<Port<StepFacts>> ports;
+  for (const int rank : data_parallel_.ranks) {
+    ports.push_back(control_.port<StepFacts>(rank, channel_step_facts));
+  }
+  return Port<StepFacts>([ports = std::move(ports)](std::int64_t key, StepFacts facts) {
+    for (const Port<StepFacts>& port : ports) port(key, facts);
+  });
+}
+
+void Trainer::make_reducers() {
+  for (int lane = 0; lane < settings_.n_reducer_lanes; ++lane) {
+    const GradientReducer::Plan plan{.lane = lane,
+                                     .n_lanes = settings_.n_reducer_lanes,
+                                     .first_tag = reducer_tag,
+                                     .n_tags = n_reducer_tags_per_lane * settings_.n_reducer_lanes,
+                                     .first_step = 0,
+                                     .n_steps = settings_.n_steps};
+    reducers_.push_back(std::make_unique<GradientReducer>(
+        loop_, reductions_, plan, data_parallel_, state_.layout().buckets, state_.flat_gradients(0),
+        GradientReducer::Outbox{port_to(optimizer_->reduced())}));
+  }
+}
+
+void Trainer::connect() {
+  if (transport_.rank() == metrics_rank) {
+    metrics_ = std::make_unique<Metrics>(
+        loop_,
+        Metrics::Plan{.n_global_microbatches = settings_.partition.n_global_microbatches(),
+                      .validation = settings_.validation,
+                      .first_step = 0,
+                      .n_steps = settings_.n_steps},
+        Metrics::Outbox{inputs_.step_done, inputs_.validation_done});
+    control_.connect(channel_loss, metrics_->loss());
+    control_.connect(channel_validation_loss, metrics_->validation_loss());
+  }
+
+  optimizer_ = std::make_unique<OptimizerShard>(
+      loop_, reductions_, compute_,
+      OptimizerShard::Plan{
+          .config = settings_.optimizer,
+          .dp = settings_.grid.dp,
+          .loss_scale_exponent = loss_scale_exponent(settings_.partition, settings_.seq_len),
+          .first_step = 0,
+          .n_steps = settings_.n_steps},
+      state_,
+      OptimizerShard::Outbox{
+          Port<ParametersUpdated>([this](std::int64_t step, ParametersUpdated message) {
+            stage_->parameters_updated().put(step, message);
+            data_feed_->parameters_updated().put(step, message);
+          }),
+          Port<StepReport>([this](std::int64_t step, StepReport report) {
+            stopped_ = report.stop && step + 1 < settings_.n_steps;
+            n_steps_done_ = step + 1;
+            if (metrics_) metrics_->step_report().put(step, report);
+          })});
+  control_.connect(channel_step_facts, optimizer_->step_facts());
+  make_reducers();
+
+  stage_ = std::make_unique<Stage>(
+      loop_, compute_, stage_plan(), decoder_, state_,
+      Stage::Outbox{control_.port<LossReport>(metrics_rank, channel_loss),
+                    control_.port<LossReport>(metrics_rank, channel_validation_loss),
+                    Port<Ready>([this](std::int64_t key, Ready ready) {
+                      validation_feed_->wanted().put(key, ready);
+                    }),
+                    Port<Ready>([this](std::int64_t key, Ready ready) {
+                      const auto n_buckets =
+                          static_cast<std::int64_t>(state_.layout().buckets.size());
+                      const std::int64_t lane = key % n_buckets % settings_.n_reducer_lanes;
+                      reducers_[static_cast<std::size_t>(lane)]->grads_ready().put(key, ready);
+                    })});
+
+  data_feed_ =
+      std::make_unique<DataFeed>(loop_,
+                                 DataFeed::Plan{.partition = settings_.partition,
+                                                .dp_rank = place_.dp,
+                                                .first_step = 0,
+                                                .n_steps = settings_.n_steps},
+                                 *inputs_.train, inputs_.stop_requested,
+                                 DataFeed::Outbox{port_to(stage_->microbatches()), facts_to_all()});
+  if (inputs_.validation != nullptr) {
+    validation_feed_ = std::make_unique<ValidationFeed>(
+        loop_,
+        ValidationFeed::Plan{
+            .microbatches = settings_.validation.microbatches(place_.dp, settings_.grid.dp),
+            .microbatch_samples = settings_.validation.microbatch_samples,
+            .n_samples = settings_.validation.n_samples,
+            .n_rounds = settings_.validation.n_rounds(0)},
+        *inputs_.validation, port_to(stage_->validation()));
+  }
+}
+
+void Trainer::trace_compute(Trace& trace) {
+  const auto observe = [&trace](Queue& queue, const char* row_name) {
+    const int row = trace.add_row(row_name);
+    queue.observe([&trace, row](const char* op, std::int64_t begin_ns, std::int64_t end_ns) {
+      trace.slice(row, "op", op, 0, begin_ns, end_ns);
+    });
+  };
+  observe(compute_, "compute queue");
+  observe(reductions_, "reduction queue");
+}
+
+void Trainer::start() {
+  const ParametersUpdated initial;
+  stage_->parameters_updated().put(0, initial);
+  data_feed_->parameters_updated().put(0, initial);
+  loop_.spawn("data_feed", data_feed_->run());
+  loop_.spawn("stage", stage_->run());
+  for (std::size_t lane = 0; lane < reducers_.size(); ++lane) {
+    loop_.spawn_background("gradient_reducer " + std::to_string(lane), reducers_[lane]->run());
+  }
+  loop_.spawn("optimizer_shard", optimizer_->run());
+  if (validation_feed_) loop_.spawn_background("validation_feed", validation_feed_->run());
+  if (metrics_) loop_.spawn("metrics", metrics_->run());
+}
+
+}  // namespace llm

@@ -1,0 +1,77 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "actors/data_feed.h"
+#include "actors/gradient_reducer.h"
+#include "actors/metrics.h"
+#include "actors/model_state.h"
+#include "actors/optimizer_shard.h"
+#include "actors/stage.h"
+#include "src/comm/control.h"
+#include "src/comm/queue_poller.h"
+#include "src/comm/transport.h"
+#include "src/model/decoder.h"
+#include "src/train/settings.h"
+
+namespace llm {
+
+/// What a rank's actors read from and report to. Sources and ports outlive the trainer.
+struct TrainerInputs {
+  SampleSource* train = nullptr;
+  SampleSource* validation = nullptr;  ///< nullptr: no validation
+  std::function<bool()> stop_requested = [] { return false; };
+  Port<StepMetrics> step_done = Port<StepMetrics>([](std::int64_t, StepMetrics) {});
+  Port<ValidationMetrics> validation_done =
+      Port<ValidationMetrics>([](std::int64_t, ValidationMetrics) {});
+};
+
+/// One rank of a training run: its memory, its actors and how they are wired. The constructor
+/// connects inboxes, `start` spawns the actors; the loop then runs until they have ended.
+class Trainer {
+ public:
+  Trainer(Loop& loop, Transport& transport, const Settings& settings, TrainerInputs inputs);
+  ~Trainer();
+
+  void start();
+  /// Puts the compute queues' ops on rows of their own.
+  void trace_compute(Trace& trace);
+  ModelState& state() { return state_; }
+  const Decoder& decoder() const { return decoder_; }
+  Queue& compute() { return compute_; }
+  /// Whether the run ended because a stop was agreed on. Known once the loop has ended.
+  bool stopped() const { return stopped_; }
+  std::int64_t n_steps_done() const { return n_steps_done_; }
+
+ private:
+  Stage::Plan stage_plan() const;
+  Port<StepFacts> facts_to_all();
+  void make_reducers();
+  void connect();
+
+  Loop& loop_;
+  Transport& transport_;
+  const Settings settings_;
+  const TrainerInputs inputs_;
+  ControlPlane control_;
+  Group data_parallel_;
+  const GridPlace place_;
+  Queue compute_;
+  Queue reductions_;
+  QueuePoller compute_poller_;
+  QueuePoller reductions_poller_;
+  Decoder decoder_;
+  ModelState state_;
+  bool stopped_ = false;
+  std::int64_t n_steps_done_ = 0;
+
+  std::unique_ptr<Stage> stage_;
+  std::vector<std::unique_ptr<GradientReducer>> reducers_;
+  std::unique_ptr<OptimizerShard> optimizer_;
+  std::unique_ptr<DataFeed> data_feed_;
+  std::unique_ptr<ValidationFeed> validation_feed_;
+  std::unique_ptr<Metrics> metrics_;  // rank 0
+};
+
+}  // namespace llm
