@@ -3,7 +3,7 @@
 #include <deque>
 #include <vector>
 
-#include "fmt/format.h"
+#include <fmt/format.h>
 #include "src/comm/collective.h"
 #include "tests/mpi/rank_loop.h"
 #include "tests/support/values.h"

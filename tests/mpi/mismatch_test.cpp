@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "fmt/format.h"
+#include <fmt/format.h>
 #include "src/base/error.h"
 #include "tests/mpi/rank_loop.h"
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "fmt/format.h"
+#include <fmt/format.h>
 #include "src/comm/control.h"
 #include "tests/mpi/rank_loop.h"
 
