@@ -13,7 +13,9 @@ namespace llm {
 /// cause.
 class Event {
  public:
+  /// `name` outlives the event.
   Event(Loop& loop, const WaitName& name, std::int64_t key = 0) : wait_(loop, name, key) {}
+  Event(Loop& loop, WaitName&& name, std::int64_t key = 0) = delete;
 
   void set() {
     CHECK_CONTRACT(!set_, "an event happens once");

@@ -17,6 +17,10 @@ class Inbox {
  public:
   Inbox(Loop& loop, WaitName name, std::size_t capacity = 1024)
       : loop_(loop), name_(std::move(name)), capacity_(capacity) {}
+  /// May end before the loop whose coroutines wait here; they are then never woken.
+  ~Inbox() {
+    for (Take* taker : takers_) taker->inbox_ = nullptr;
+  }
   Inbox(const Inbox&) = delete;
   Inbox& operator=(const Inbox&) = delete;
 
@@ -38,31 +42,31 @@ class Inbox {
 
   class Take {
    public:
-    Take(Inbox& inbox, std::int64_t key) : inbox_(inbox), wait_(inbox.loop_, inbox.name_, key) {}
+    Take(Inbox& inbox, std::int64_t key) : inbox_(&inbox), wait_(inbox.loop_, inbox.name_, key) {}
     ~Take() {
-      if (wait_.suspended()) std::erase(inbox_.takers_, this);
+      if (wait_.suspended() && inbox_ != nullptr) std::erase(inbox_->takers_, this);
     }
     bool await_ready() const {
-      for (const Kept& kept : inbox_.kept_) {
+      for (const Kept& kept : inbox_->kept_) {
         if (kept.key == wait_.key()) return true;
       }
       return false;
     }
     void await_suspend(std::coroutine_handle<> coroutine) {
-      for (const Take* other : inbox_.takers_) {
+      for (const Take* other : inbox_->takers_) {
         CHECK_CONTRACT(other->wait_.key() != wait_.key(), "one coroutine waits for a message");
       }
-      inbox_.takers_.push_back(this);
+      inbox_->takers_.push_back(this);
       wait_.suspend(coroutine);
     }
     Message await_resume() {
       if (!message_.empty()) return std::move(message_.front());
-      return inbox_.extract(wait_.key());
+      return inbox_->extract(wait_.key());
     }
 
    private:
     friend class Inbox;
-    Inbox& inbox_;
+    Inbox* inbox_;
     Wait wait_;
     std::vector<Message> message_;  // none or one; a vector needs no default constructor
   };
