@@ -80,14 +80,13 @@ TEST_CASE("a file that shrinks after it was opened is an error with its name") {
   Ids ids(100);
   file.read(0, 50, ids.data());
   const auto read = [&] { file.read(0, 100, ids.data()); };
-  CHECK(message_of<FileError>(read) ==
-        path + ": ends at byte 100; it had 200 bytes when it was opened");
+  CHECK(has(message_of<FileError>(read), path + " ends 100 bytes early, at byte 100"));
 }
 
 TEST_CASE("a missing file and a folder are refused with the system's reason") {
   const TempFolder folder;
-  CHECK(message_of<FileError>([&] { TokenFile{folder / "none.bin"}; }) ==
-        (folder / "none.bin") + ": cannot open: No such file or directory");
+  CHECK(has(message_of<FileError>([&] { TokenFile{folder / "none.bin"}; }),
+            (folder / "none.bin") + ": No such file or directory"));
   CHECK(has(message_of<FileError>([&] { TokenFile{folder / ""}; }), "is not a regular file"));
 }
 
