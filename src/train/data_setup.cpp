@@ -1,6 +1,8 @@
 #include "src/train/data_setup.h"
 
 #include <fmt/format.h>
+
+#include <algorithm>
 #include "src/base/error.h"
 #include "src/base/philox.h"
 #include "src/config/checks.h"
@@ -18,6 +20,12 @@ Corpus list_training(const DataConfig& data) {
 
 Corpus list_validation(const DataConfig& data) {
   return find_corpus({data.val_dataset_path, data.text_column, "data.val_dataset_path"});
+}
+
+/// Token files bring their own ids: those are checked one by one, and no tokenizer is asked.
+bool names_token_files(const DataConfig& data) {
+  return std::all_of(data.dataset_path.begin(), data.dataset_path.end(),
+                     [](const std::string& path) { return path.ends_with(".bin"); });
 }
 
 std::shared_ptr<TokenStore> open_store(Corpus (*list)(const DataConfig&),
@@ -94,7 +102,7 @@ DataSet open_data(const LoadedConfig& loaded, const DataSetup& setup) {
   const Config& config = loaded.config;
   DataSet data;
   data.tokenizer = std::make_unique<ByteTokenizer>();
-  check_vocabulary(loaded, data.tokenizer->n_ids());
+  if (!names_token_files(config.data)) check_vocabulary(loaded, data.tokenizer->n_ids());
   if (setup.task == "stream_lm") {
     open_stream(data, loaded, setup);
   } else {

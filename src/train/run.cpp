@@ -57,6 +57,7 @@ Start begin(const MpiSession& session, const RunRequest& request) {
     start.loaded = load(request);
     check_task(start.loaded, request.task);
     resolve_backend(start.loaded, 0);
+    check_launch(start.loaded, session.n_ranks(), request.command);
     start.settings = settings_from(start.loaded, session.n_ranks());
     start.run_dir = make_run_dir(start.loaded.config.logging.run_dir);
     start.yaml = to_yaml(start.loaded);
@@ -107,18 +108,38 @@ void save_final(const Start& start, const ModelState& state) {
   }
 }
 
-/// Text without control characters, for a terminal.
+/// How many bytes the UTF-8 character at `at` takes; 0 where the bytes are none.
+std::size_t utf8_length(const std::string& text, std::size_t at) {
+  const auto byte = static_cast<unsigned char>(text[at]);
+  const std::size_t n = byte < 0x80    ? 1
+                        : byte >= 0xF0 ? 4
+                        : byte >= 0xE0 ? 3
+                        : byte >= 0xC2 ? 2
+                                       : 0;
+  if (n == 0 || byte > 0xF4 || at + n > text.size()) return 0;
+  for (std::size_t i = 1; i < n; ++i) {
+    if ((static_cast<unsigned char>(text[at + i]) & 0xC0) != 0x80) return 0;
+  }
+  return n;
+}
+
+/// Text that a terminal shows as it is meant: indented, without control characters and broken
+/// UTF-8.
 std::string shown(const std::string& text) {
   std::string out = "  ";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '\n') {
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t n = utf8_length(text, at);
+    const auto byte = static_cast<unsigned char>(text[at]);
+    if (text[at] == '\n') {
       out += "\n  ";
+    } else if (n == 0) {
+      out += "\xEF\xBF\xBD";  // U+FFFD
     } else if (byte < 0x20 || byte == 0x7F) {
       out += ' ';
     } else {
-      out += c;
+      out += text.substr(at, n);
     }
+    at += n == 0 ? 1 : n;
   }
   return out;
 }
@@ -165,12 +186,10 @@ class Run {
       std::fflush(stdout);
     };
     for (const std::string& note : start_.loaded.notes) say("note: " + note);
-    const std::string cache =
-        (std::filesystem::path(start_.run_dir).parent_path() / "token-cache").string();
     data_ = open_data(
         start_.loaded,
         {.task = request_.task,
-         .cache_folder = cache,
+         .cache_folder = cache_dir(start_.loaded.config.data.cache_dir),
          .rank = session_.rank(),
          .broadcast = [this](std::string text) { return session_.broadcast(std::move(text)); },
          .say = say});

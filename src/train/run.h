@@ -13,8 +13,9 @@ struct RunRequest {
   std::string config_path;             ///< empty: all defaults
   std::vector<std::string> overrides;  ///< section.field=value
   std::string task = "lm";
-  std::string trace_dir;              ///< empty: no trace
-  std::int64_t process_begin_ns = 0;  ///< for "first step after"
+  std::string trace_dir;                                ///< empty: no trace
+  std::chrono::steady_clock::time_point process_begin;  ///< for "first step after"
+  std::vector<std::string> command;                     ///< argv as it was typed, for messages
 };
 
 /// The text of --plan for `n_ranks`; needs no ranks. Throws ConfigError, DataError.

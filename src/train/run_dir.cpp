@@ -40,4 +40,16 @@ std::string make_run_dir(const std::optional<std::string>& configured) {
   return folder.string();
 }
 
+std::string cache_dir(const std::optional<std::string>& configured) {
+  if (configured) return *configured;
+  if (const char* const cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0') {
+    return std::string(cache) + "/llm-train";
+  }
+  if (const char* const home = std::getenv("HOME"); home != nullptr && *home != '\0') {
+    return std::string(home) + "/.cache/llm-train";
+  }
+  throw ConfigError(
+      "data.cache_dir: not set, and neither XDG_CACHE_HOME nor HOME says where caches go; set it");
+}
+
 }  // namespace llm

@@ -10,4 +10,9 @@ namespace llm {
 /// mixed. FileError when it cannot be made.
 std::string make_run_dir(const std::optional<std::string>& configured);
 
+/// The folder of token caches: `configured` (data.cache_dir), or llm-train in the user's cache
+/// folder
+/// ($XDG_CACHE_HOME, or ~/.cache). Throws ConfigError where neither is known.
+std::string cache_dir(const std::optional<std::string>& configured);
+
 }  // namespace llm

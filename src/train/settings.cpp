@@ -14,7 +14,9 @@ void set_length(Settings& settings, const RunLength& length) {
   std::int64_t n_steps = std::max<std::int64_t>(1, length.epochs * length.n_samples / batch);
   if (length.max_steps > 0) n_steps = std::min(n_steps, length.max_steps);
   settings.n_steps = n_steps;
-  settings.optimizer.lr.n_steps = n_steps;
+  LrSchedule& lr = settings.optimizer.lr;
+  lr.n_steps = n_steps;
+  if (lr.decay_steps == wsd_tenth) lr.decay_steps = std::max<std::int64_t>(1, n_steps / 10);
   const std::int64_t epoch_steps = std::max<std::int64_t>(1, length.n_samples / batch);
   settings.validation = {
       .interval_steps = length.validation_interval > 0 ? length.validation_interval : epoch_steps,

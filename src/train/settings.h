@@ -29,6 +29,9 @@ struct Settings {
   std::int64_t tokens_per_step() const { return partition.global_batch() * seq_len; }
 };
 
+/// For optimizer.lr.decay_steps until the length is known: a tenth of all steps.
+inline constexpr std::int64_t wsd_tenth = -1;
+
 /// Runs the microbatches of a flush in this order on a rank's one stage.
 Schedule stage_schedule(const Settings& settings);
 

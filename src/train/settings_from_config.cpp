@@ -30,7 +30,7 @@ OptimizerConfig optimizer_of(const TrainingConfig& training) {
                   .peak = training.lr,
                   .min_ratio = training.min_lr_ratio,
                   .warmup_steps = training.warmup_steps,
-                  .decay_steps = training.wsd_decay_steps.value_or(0)};
+                  .decay_steps = training.wsd_decay_steps.value_or(wsd_tenth)};
   optimizer.beta1 = training.beta1;
   optimizer.beta2 = training.beta2;
   optimizer.epsilon = training.adam_eps;

@@ -1,0 +1,126 @@
+// One training step of a GPT-2 on one rank and one thread, by the same Trainer as llm-train's:
+// prints a line of JSON like the peer's (tests/bench/peer_torch.py).
+//   step_bench [model=10m|124m] [batch=8] [seq=256] [microbatches=1] [accumulation=tree|sequential]
+//              [steps=8] [warm=2]
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "src/base/philox.h"
+#include "src/comm/loopback/loopback.h"
+#include "src/train/plan_report.h"
+#include "src/train/trainer.h"
+
+using namespace llm;
+
+namespace {
+
+/// Random tokens: what is learned does not matter here.
+class RandomSamples : public SampleSource {
+ public:
+  RandomSamples(std::int64_t seq_len, std::int64_t vocab_size)
+      : seq_len_(seq_len), vocab_(vocab_size) {}
+  std::int64_t seq_len() const override { return seq_len_; }
+  std::int64_t n_samples() const override { return 1 << 20; }
+  void fetch(std::int64_t position, SampleOut out) override {
+    for (std::int64_t t = 0; t < seq_len_; ++t) {
+      out.tokens[t] = token(position, t);
+      out.labels[t] = token(position, t + 1);
+    }
+  }
+  std::string state() const override { return "{}"; }
+  void restore(const std::string&) override {}
+
+ private:
+  std::int32_t token(std::int64_t position, std::int64_t t) const {
+    const auto index = static_cast<std::uint64_t>(position * (seq_len_ + 1) + t);
+    return static_cast<std::int32_t>(philox_at(7, index)[0] % static_cast<std::uint64_t>(vocab_));
+  }
+  std::int64_t seq_len_;
+  std::int64_t vocab_;
+};
+
+Settings settings_of(std::map<std::string, std::string>& options) {
+  Settings s;
+  const bool large = options["model"] == "124m";
+  s.model = {.hidden_size = large ? 768 : 384,
+             .n_layers = large ? 12 : 6,
+             .n_heads = large ? 12 : 6,
+             .n_kv_heads = large ? 12 : 6,
+             .intermediate_size = large ? 3072 : 1536,
+             .vocab_size = large ? 50304 : 256,
+             .max_seq_len = std::stoll(options["seq"]),
+             .dropout = 0};
+  s.seq_len = std::stoll(options["seq"]);
+  s.partition = {.microbatch_samples = std::vector<std::int64_t>(
+                     static_cast<std::size_t>(std::stoi(options["microbatches"])),
+                     std::stoll(options["batch"])),
+                 .n_accumulation_steps = 1,
+                 .dp = 1};
+  s.accumulation =
+      options["accumulation"] == "tree" ? Accumulation::tree : Accumulation::sequential;
+  s.optimizer = {.lr = {.peak = 1e-4}, .weight_decay = 0.1, .clip_norm = 0};
+  s.seed = 1;
+  const std::int64_t n_steps = std::stoll(options["warm"]) + std::stoll(options["steps"]);
+  set_length(s, {.n_samples = 1 << 20, .epochs = 1, .max_steps = n_steps});
+  return s;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::map<std::string, std::string> options{
+      {"model", "10m"}, {"batch", "8"}, {"seq", "256"},          {"microbatches", "1"},
+      {"steps", "8"},   {"warm", "2"},  {"accumulation", "tree"}};
+  for (int i = 1; i < argc; ++i) {
+    const std::string text = argv[i];
+    const std::size_t equal = text.find('=');
+    if (equal == std::string::npos || !options.contains(text.substr(0, equal))) {
+      fmt::print(stderr, "step_bench: '{}' is not one of its options\n", text);
+      return 64;
+    }
+    options[text.substr(0, equal)] = text.substr(equal + 1);
+  }
+  const Settings settings = settings_of(options);
+  RandomSamples samples(settings.seq_len, settings.model.vocab_size == 50304 ? 50257 : 256);
+  std::vector<double> seconds;
+  double loss = 0;
+  TrainerInputs inputs;
+  inputs.train = &samples;
+  inputs.step_done = Port<StepMetrics>([&](std::int64_t, StepMetrics metrics) {
+    seconds.push_back(metrics.seconds);
+    loss = metrics.loss;
+  });
+  Loop loop;
+  LoopbackNetwork network(loop, 1, 0);
+  Trainer trainer(loop, network.rank(0), settings, inputs);
+  trainer.start();
+  loop.run();
+
+  seconds.erase(seconds.begin(), seconds.begin() + std::stoll(options["warm"]));
+  const double step = median(seconds);
+  const double tokens_per_second = static_cast<double>(settings.tokens_per_step()) / step;
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  std::int64_t planned = 0;
+  for (const LedgerEntry& entry : memory_ledger(settings)) planned += entry.n_bytes;
+  fmt::print(
+      "{{\"engine\": \"llm-train\", \"model\": \"{}\", \"B\": {}, \"T\": {}, \"ms\": {:.1f}, "
+      "\"min_ms\": {:.1f}, \"tok_s\": {:.1f}, \"gflops\": {:.1f}, \"rss_MiB\": {}, "
+      "\"planned_MiB\": {}, \"loss\": {:.3f}}}\n",
+      options["model"], options["batch"], options["seq"], step * 1e3,
+      *std::min_element(seconds.begin(), seconds.end()) * 1e3, tokens_per_second,
+      tokens_per_second * flops_per_token(settings.model, settings.seq_len) * 1e-9,
+      usage.ru_maxrss / 1024, planned >> 20, loss);
+  return 0;
+}
