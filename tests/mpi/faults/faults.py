@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 N_RANKS = 3
@@ -70,20 +71,21 @@ def run(mpirun, program, fault, folder):
     command = [mpirun, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(N_RANKS),
                program, fault, str(STALL_SECONDS)]
     before = unused_shared_memory()
-    begin = time.monotonic()
     job = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        output, _ = job.communicate(timeout=60)
-    except subprocess.TimeoutExpired:
-        for process in processes_with(mark):
-            os.kill(process, signal.SIGKILL)
-        return [f"hangs: {job.communicate()[0]}"], 60.0
+    watchdog = threading.Timer(60, lambda: [os.kill(process, signal.SIGKILL) for process in processes_with(mark)])
+    watchdog.start()
+    begin, lines = time.monotonic(), []
+    for line in job.stdout:
+        if line == "breaks now\n":
+            begin = min(begin, time.monotonic()) if "breaks now" in lines else time.monotonic()
+        lines.append(line.rstrip("\n"))
+    code = job.wait()
     seconds = time.monotonic() - begin
-    return list(problems(fault, job.returncode, seconds, output, mark, before, folder)), seconds
+    watchdog.cancel()
+    return list(problems(fault, code, seconds, lines, mark, before, folder)), seconds
 
 
-def problems(fault, code, seconds, output, mark, before, folder):
-    lines = output.splitlines()
+def problems(fault, code, seconds, lines, mark, before, folder):
     causes = [line for line in lines if line.startswith("error: ")]
     expected_code, pattern = OURS.get(fault) or MPIRUNS[fault]
     if code != expected_code:
@@ -100,8 +102,10 @@ def problems(fault, code, seconds, output, mark, before, folder):
         pattern_holds = len(causes) == 1 and re.match(pattern, causes[0])
         if fault == "stop" and not any("waits for token(" in line for line in lines):
             yield "no wait table"
+    if "breaks now" not in lines:
+        yield "nothing broke"
     if not pattern_holds:
-        yield f"the cause is not one line like {pattern}: {output}"
+        yield f"the cause is not one line like {pattern}: {lines}"
     if not until(lambda: not processes_with(mark)):
         yield f"processes are left: {processes_with(mark)}"
     if not until(lambda: not unused_shared_memory() - before):

@@ -29,6 +29,7 @@ struct Token {
 };
 
 void break_down(const std::string& how) {
+  std::fputs("breaks now\n", stderr);  // the driver's time starts here
   if (how == "throw" || how == "together") throw std::runtime_error("injected failure");
   if (how == "config") throw llm::ConfigError("model.num_heads: 3 does not divide 8");
   if (how == "exit") std::exit(3);
