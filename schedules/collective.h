@@ -68,9 +68,9 @@ struct GatherRound {
 };
 std::vector<GatherRound> all_gather_plan(CollectiveForm form, const CollectiveShape& shape);
 
-/// Root's vector to everyone over a binomial tree: at most one receive, then sends, one a round. All
-/// ranks have the same number of rounds, so that a message's round is the same at both ends; a round
-/// may be empty.
+/// Root's vector to everyone over a binomial tree: at most one receive, then sends, one a round.
+/// All ranks have the same number of rounds, so that a message's round is the same at both ends; a
+/// round may be empty.
 std::vector<GatherRound> broadcast_plan(int rank, int n_ranks, int root, std::int64_t n_elements);
 
 /// Recursive where it is possible (a power of two above 2), direct elsewhere.

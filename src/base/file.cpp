@@ -62,7 +62,9 @@ InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
   struct stat status{};
   const bool known = ::fstat(descriptor_, &status) == 0;
   if (!known || !S_ISREG(status.st_mode)) {
+    const int reason = errno;
     ::close(descriptor_);
+    errno = reason;
     if (!known) fail("cannot read", path_);
     throw FileError(fmt::format("cannot read {}: it is not a regular file", path_.string()));
   }

@@ -29,11 +29,13 @@ Starting ranks:
   mpirun -n 4 llm-train --config-path configs/ddp.yaml
   srun --mpi=pmix -K -n 4 llm-train --config-path configs/ddp.yaml
 
-Sources of a field's value, later ones win: its default, the YAML file, the environment (LLM_<SECTION>__<FIELD>,
-such as LLM_TRAINING__LR=3e-4), the command line (training.lr=3e-4). Unknown names are errors.
+Sources of a field's value, later ones win: its default, the YAML file, the environment
+(LLM_<SECTION>__<FIELD>, such as LLM_TRAINING__LR=3e-4), the command line (training.lr=3e-4).
+Unknown names are errors.
 
-Exit codes: 0 done, 64 wrong usage, 65 wrong data, 70 a fault, a lost peer or a stall, 74 a file that cannot be
-read or written, 75 stopped by SIGUSR1 or SIGTERM after saving, 78 wrong configuration or launch.)";
+Exit codes: 0 done, 64 wrong usage, 65 wrong data, 70 a fault, a lost peer or a stall,
+74 a file that cannot be read or written, 75 stopped by SIGUSR1 or SIGTERM after saving,
+78 wrong configuration or launch.)";
 
 /// True on the rank that speaks for all before MPI is up.
 bool speaks() {
@@ -117,6 +119,7 @@ int main(int argc, char** argv) {
   const std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   CommandLine line = parse(argc, argv);
   line.request.process_begin = begin;
+  line.request.command.assign(argv, argv + argc);
   try {
     if (line.explains || line.plan) return without_ranks(line);
     llm::MpiSession session;

@@ -9,6 +9,7 @@
 #include "src/data/corpus.h"
 #include "src/data/stream_samples.h"
 #include "src/data/token_cache.h"
+#include "src/data/token_file.h"
 #include "src/data/token_samples.h"
 
 namespace llm {
@@ -125,7 +126,10 @@ std::int64_t estimate_samples(const LoadedConfig& loaded) {
   const Config& config = loaded.config;
   if (config.data.dataset_path.empty()) return 0;
   const Corpus corpus = list_training(config.data);
-  const std::int64_t n_tokens = corpus.n_bytes();
+  std::int64_t n_tokens = 0;
+  for (const SourceFile& file : corpus.files) {
+    n_tokens += corpus.is_tokens() ? TokenFile(file.path).n_tokens() : file.n_bytes;
+  }
   const std::int64_t n = count_samples(n_tokens, config.data.max_seq_len);
   const bool splits = config.training.run_validation && config.data.val_dataset_path.empty();
   return split_samples(n, splits ? config.training.val_fraction : 0).train.size();

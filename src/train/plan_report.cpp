@@ -53,14 +53,15 @@ std::string bucket_table(const FlatLayout& layout, const ModelConfig& model) {
 std::string batch_text(const Settings& s) {
   std::string samples;
   for (const std::int64_t n : s.partition.microbatch_samples) {
-    samples += (samples.empty() ? "" : ",") + std::to_string(n);
+    samples += (samples.empty() ? "" : " + ") + std::to_string(n);
   }
   return fmt::format(
-      "batch    global {} samples = {} of microbatches of {} x {} accumulation steps x dp {}; {} "
-      "tokens "
-      "a step\n",
-      s.partition.global_batch(), s.partition.microbatch_samples.size(), samples,
-      s.partition.n_accumulation_steps, s.partition.dp, s.tokens_per_step());
+      "batch    global {} samples = ({}) x {} accumulation step{} x dp {}; {} microbatches a rank, "
+      "{} "
+      "tokens a step\n",
+      s.partition.global_batch(), samples, s.partition.n_accumulation_steps,
+      s.partition.n_accumulation_steps == 1 ? "" : "s", s.partition.dp,
+      s.partition.n_microbatches(), s.tokens_per_step());
 }
 
 }  // namespace
