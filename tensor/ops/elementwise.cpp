@@ -29,6 +29,13 @@ void sum_rows(const float* y, std::int64_t n_rows, std::int64_t stride, std::int
   }
 }
 
+void transpose(const float* x, std::int64_t stride, std::int64_t n_rows, std::int64_t n_columns,
+               float* out, std::int64_t out_stride) {
+  for (std::int64_t r = 0; r < n_rows; ++r) {
+    for (std::int64_t c = 0; c < n_columns; ++c) out[c * out_stride + r] = x[r * stride + c];
+  }
+}
+
 }  // namespace plain
 
 void copy(Queue& queue, View x, MutView y) {

@@ -5,6 +5,7 @@
 #include <hwy/foreach_target.h>
 
 #include "tensor/ops/lanes-inl.h"
+#include "tensor/ops/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace llm {
@@ -59,6 +60,7 @@ namespace llm {
 HWY_EXPORT(add);
 HWY_EXPORT(add_rows);
 HWY_EXPORT(sum_rows);
+HWY_EXPORT(transpose);
 namespace fast {
 
 void add(const float* x, float* y, std::int64_t n) {
@@ -72,6 +74,11 @@ void add_rows(const float* bias, float* y, std::int64_t n_rows, std::int64_t wid
 void sum_rows(const float* y, std::int64_t n_rows, std::int64_t stride, std::int64_t width,
               bool accumulate, float* out) {
   HWY_DYNAMIC_DISPATCH(sum_rows)(y, n_rows, stride, width, accumulate, out);
+}
+
+void transpose(const float* x, std::int64_t stride, std::int64_t n_rows, std::int64_t n_columns,
+               float* out, std::int64_t out_stride) {
+  HWY_DYNAMIC_DISPATCH(transpose)(x, stride, n_rows, n_columns, out, out_stride);
 }
 
 }  // namespace fast

@@ -10,6 +10,9 @@ void add_rows(const float* bias, float* y, std::int64_t n_rows, std::int64_t wid
 /// out[c] = (or +=, where `accumulate`) the sum over r of y[r * stride + c], r in order.
 void sum_rows(const float* y, std::int64_t n_rows, std::int64_t stride, std::int64_t width,
               bool accumulate, float* out);
+/// out[c * out_stride + r] = x[r * stride + c]
+void transpose(const float* x, std::int64_t stride, std::int64_t n_rows, std::int64_t n_columns,
+               float* out, std::int64_t out_stride);
 }  // namespace llm::plain
 
 namespace llm::fast {
@@ -17,4 +20,6 @@ void add(const float* x, float* y, std::int64_t n);
 void add_rows(const float* bias, float* y, std::int64_t n_rows, std::int64_t width);
 void sum_rows(const float* y, std::int64_t n_rows, std::int64_t stride, std::int64_t width,
               bool accumulate, float* out);
+void transpose(const float* x, std::int64_t stride, std::int64_t n_rows, std::int64_t n_columns,
+               float* out, std::int64_t out_stride);
 }  // namespace llm::fast

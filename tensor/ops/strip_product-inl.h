@@ -8,6 +8,7 @@
 #endif
 
 #include "tensor/ops/lanes-inl.h"
+#include "tensor/ops/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace llm {
@@ -112,10 +113,9 @@ inline void pack_transposed(const float* x, std::int64_t stride, std::int64_t n_
                             std::int64_t depth, float* panel) {
   for (std::int64_t begin = 0; begin < n_rows; begin += panel_width) {
     const std::int64_t n = n_rows - begin < panel_width ? n_rows - begin : panel_width;
-    for (std::int64_t k = 0; k < depth; ++k) {
-      float* into = panel + k * panel_width;
-      for (std::int64_t t = 0; t < n; ++t) into[t] = x[(begin + t) * stride + k];
-      for (std::int64_t t = n; t < panel_width; ++t) into[t] = 0;
+    transpose(x + begin * stride, stride, n, depth, panel, panel_width);
+    for (std::int64_t k = 0; k < depth && n < panel_width; ++k) {
+      for (std::int64_t t = n; t < panel_width; ++t) panel[k * panel_width + t] = 0;
     }
     panel += depth * panel_width;
   }

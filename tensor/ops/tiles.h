@@ -30,8 +30,10 @@ inline constexpr std::int64_t tile_flops = 200'000'000;
 /// Traffic of one tile: about 1.5 ms at 20 GB/s.
 inline constexpr std::int64_t tile_bytes = 30'000'000;
 
-/// oneDNN's products give a row the same bits in any number of rows from 16 on; below, x W^T takes
-/// another kernel (measured by tests/tensor/matmul_test.cpp).
+/// How oneDNN's products cut a sum depends on the number of rows at two places: below 16 rows, and
+/// at 100 where a row of b is a multiple of 4 KiB and a sum has more than 768 terms. Tiles of such
+/// products have 64 to 79 rows, so within an op a row has the same bits in every tile
+/// (tests/tensor/linear_test.cpp).
 inline constexpr std::int64_t least_product_rows = 16;
 
 /// Rows of a product. Multiples of 64 keep the library's inner kernels full.

@@ -56,6 +56,19 @@ TEST_CASE("the fast sum of rows has the bits of the plain one, rows in order") {
   }
 }
 
+TEST_CASE("the fast transpose moves every element where the plain one does") {
+  for (const std::int64_t n_rows : odd_sizes) {
+    for (const std::int64_t n_columns : {1, 3, 16, 17, 64, 100}) {
+      const std::int64_t stride = n_columns + 5, out_stride = n_rows + 2;
+      const Tensor x = random_tensor({n_rows * stride}, 1);
+      const Tensor fast({n_columns * out_stride}), plain({n_columns * out_stride});
+      fast::transpose(x.data(), stride, n_rows, n_columns, fast.data(), out_stride);
+      plain::transpose(x.data(), stride, n_rows, n_columns, plain.data(), out_stride);
+      CHECK(same_bits(fast, plain));
+    }
+  }
+}
+
 TEST_CASE("elementwise ops refuse sizes and dtypes that differ") {
   Queue queue;
   const Tensor x({4}), y({5}), i({4}, Dtype::i32);

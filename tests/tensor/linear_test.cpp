@@ -1,5 +1,7 @@
 #include "tensor/ops/linear.h"
 
+#include <string>
+
 #include "src/base/error.h"
 #include "tensor/ops/matmul.h"
 #include "tests/tensor/support.h"
@@ -117,6 +119,44 @@ TEST_CASE("a linear layer cut into several tiles agrees with one plain product")
     float sum = 0;
     for (std::int64_t r = 0; r < n; ++r) sum += dy[r * n_out + o];
     REQUIRE(db[o] == sum);  // rows in order
+  }
+}
+
+TEST_CASE("a linear layer turns its weights slab by slab") {
+  const std::int64_t n = 300, n_in = 4096, n_out = 300;  // slabs of 256 and 44 features
+  const Tensor x = random_tensor({n, n_in}, 1), w = random_tensor({n_out, n_in}, 2, 0.02f);
+  const Tensor b = random_tensor({n_out}, 3), y({n, n_out}), plain({n, n_out});
+  Queue queue;
+  std::string ops;
+  queue.observe([&](const char* op, std::int64_t, std::int64_t) {
+    ops += op == std::string("linear_transpose") ? "t" : "f";
+  });
+  linear_forward(queue, x, w, b, y);
+  queue.finish();
+  CHECK(ops == "tffffftf");
+  matmul_plain(
+      {false, true, n, n_out, n_in, 1, x.data(), n_in, w.data(), n_in, 0, plain.data(), n_out});
+  for (std::int64_t i = 0; i < n * n_out; ++i) plain[i] += b[i % n_out];
+  check_close(y, plain, 1e-5);  // sums of 4,096 terms, in another order
+}
+
+TEST_CASE("a linear layer gives a row the same bits among few rows and many") {
+  const std::int64_t sizes[][2] = {{4096, 300}, {1024, 1024}, {800, 1024}, {384, 96}, {33, 2048}};
+  for (const auto& [n_in, n_out] : sizes) {
+    const std::int64_t n = 300, first = 64, n_few = 20;
+    const Tensor x = random_tensor({n, n_in}, 1), w = random_tensor({n_out, n_in}, 2, 0.02f);
+    const Tensor dy = random_tensor({n, n_out}, 3), y({n, n_out}), dx({n, n_in});
+    const Tensor few_y({n_few, n_out}), few_dx({n_few, n_in});
+    Queue queue;
+    linear_forward(queue, x, w, View(), y);
+    linear_backward_input(queue, dy, w, Write::set, dx);
+    linear_forward(queue, part(View(x), first * n_in, {n_few, n_in}), w, View(), few_y);
+    linear_backward_input(queue, part(View(dy), first * n_out, {n_few, n_out}), w, Write::set,
+                          few_dx);
+    queue.finish();
+    INFO(n_in << " to " << n_out);
+    CHECK(same_bits(y.data() + first * n_out, few_y.data(), few_y.size()));
+    CHECK(same_bits(dx.data() + first * n_in, few_dx.data(), few_dx.size()));
   }
 }
 

@@ -66,24 +66,36 @@ TEST_CASE("a product without terms is zero, and with beta 0 it never reads its o
   check_close(z, Doubles{1, 1}, 0);
 }
 
-TEST_CASE("a row's bits do not depend on how many rows, 16 at least, are multiplied with it") {
-  const Size sizes[] = {{208, 384, 96}, {208, 96, 384}, {208, 33, 1536}, {208, 50, 700}};
+TEST_CASE("a row's bits do not depend on how many rows, 16 to 79, are multiplied with it") {
+  const Size sizes[] = {
+      {79, 384, 96}, {79, 96, 384}, {79, 33, 1536}, {79, 50, 700}, {79, 1024, 800}};
   for (const Size& s : sizes) {
     for (const bool transpose_b : {false, true}) {
       const Tensor a = random_tensor({s.m * s.k}, 1), b = random_tensor({s.k * s.n}, 2);
-      const Tensor whole({s.m, s.n}), cut({s.m, s.n});
+      const Tensor whole({s.m, s.n}), few({s.m, s.n});
       matmul(product(false, transpose_b, s, a, b, 0, whole));
-      for (const std::int64_t rows : {16, 48, 64, 190}) {
-        for (std::int64_t r = 0; r < s.m; r += rows) {
-          Matmul tile = product(false, transpose_b, s, a, b, 0, cut);
-          tile.m = std::min(rows, s.m - r);
-          tile.a += r * s.k;
-          tile.c += r * s.n;
-          matmul(tile);
-        }
-        INFO("rows " << rows << " of " << s.m << " x " << s.n << " x " << s.k);
-        CHECK(same_bits(whole, cut));
+      for (const std::int64_t n_rows : {16, 17, 31, 48, 64}) {
+        Matmul tile = product(false, transpose_b, s, a, b, 0, few);
+        tile.m = n_rows;
+        matmul(tile);
+        INFO(n_rows << " rows of " << s.n << " x " << s.k);
+        CHECK(same_bits(whole.data(), few.data(), n_rows * s.n));
       }
     }
   }
+}
+
+TEST_CASE("a column's bits do not depend on how many columns are multiplied with it") {
+  const Size s{64, 208, 384};
+  const Tensor a = random_tensor({s.m * s.k}, 1), b = random_tensor({s.n * s.k}, 2);
+  const Tensor whole({s.m, s.n}), cut({s.m, s.n});
+  matmul(product(false, false, s, a, b, 0, whole));
+  for (std::int64_t begin = 0; begin < s.n; begin += 64) {
+    Matmul tile = product(false, false, s, a, b, 0, cut);
+    tile.n = std::min<std::int64_t>(64, s.n - begin);
+    tile.b += begin;
+    tile.c += begin;
+    matmul(tile);
+  }
+  CHECK(same_bits(whole, cut));
 }
