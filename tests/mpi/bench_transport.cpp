@@ -59,14 +59,25 @@ void print(const MpiSession& session, const char* what, const Pair& best) {
   std::fflush(stdout);
 }
 
-void raw_ping_pong(int rank, std::vector<char>& bytes, int n_round_trips) {
-  const int n = static_cast<int>(bytes.size());
+struct Buffers {
+  explicit Buffers(std::int64_t n_bytes)
+      : mine(static_cast<std::size_t>(n_bytes)), theirs(static_cast<std::size_t>(n_bytes)) {}
+  std::vector<std::uint8_t> mine;
+  std::vector<std::uint8_t> theirs;
+};
+
+void raw_ping_pong(int rank, Buffers& buffers, int n_round_trips) {
+  const int n = static_cast<int>(buffers.mine.size());
   const int peer = 1 - rank;
+  const auto send = [&] {
+    CHECK_MPI(MPI_Send(buffers.mine.data(), n, MPI_BYTE, peer, 0, MPI_COMM_WORLD), peer);
+  };
   for (int i = 0; i < n_round_trips; ++i) {
-    if (rank == 0) CHECK_MPI(MPI_Send(bytes.data(), n, MPI_BYTE, peer, 0, MPI_COMM_WORLD), peer);
-    CHECK_MPI(MPI_Recv(bytes.data(), n, MPI_BYTE, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE),
-              peer);
-    if (rank == 1) CHECK_MPI(MPI_Send(bytes.data(), n, MPI_BYTE, peer, 0, MPI_COMM_WORLD), peer);
+    if (rank == 0) send();
+    CHECK_MPI(
+        MPI_Recv(buffers.theirs.data(), n, MPI_BYTE, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE),
+        peer);
+    if (rank == 1) send();
   }
 }
 
@@ -80,7 +91,7 @@ Task<> ball_player(int rank, Inbox<std::int64_t>& inbox, Port<std::int64_t> othe
 
 void bench_control_hop(const MpiSession& session) {
   constexpr int n_round_trips = 1000;
-  std::vector<char> bytes(8);
+  Buffers bytes(8);
   Loop loop;
   MpiTransport transport(session, loop);
   ControlPlane control(transport);
@@ -114,9 +125,7 @@ Task<> tensor_player(Transport& transport, MutView mine, MutView theirs, int n_r
 
 void bench_tensor_hop(const MpiSession& session, const char* what, std::int64_t n_bytes) {
   const int n_round_trips = n_bytes > 500'000 ? 10 : 50;
-  std::vector<char> bytes(static_cast<std::size_t>(n_bytes));
-  std::vector<std::uint8_t> mine(bytes.size());
-  std::vector<std::uint8_t> theirs(bytes.size());
+  Buffers bytes(n_bytes);
   Loop loop;
   MpiTransport transport(session, loop);
   print(session, what,
@@ -124,8 +133,9 @@ void bench_tensor_hop(const MpiSession& session, const char* what, std::int64_t 
             session, 2.0 * n_round_trips,
             [&] { raw_ping_pong(session.rank(), bytes, n_round_trips); },
             [&] {
-              loop.spawn("player", tensor_player(transport, MutView(mine.data(), {n_bytes}),
-                                                 MutView(theirs.data(), {n_bytes}), n_round_trips));
+              loop.spawn("player",
+                         tensor_player(transport, MutView(bytes.mine.data(), {n_bytes}),
+                                       MutView(bytes.theirs.data(), {n_bytes}), n_round_trips));
               loop.run();
             }));
 }

@@ -93,6 +93,7 @@ MpiSession::MpiSession() {
   const Environment environment = [](const char* name) { return std::getenv(name); };
   check_slurm_plugin(environment);
   const Launch launch = read_launch(environment, n_cores_here());
+  launched_ = !launch.launcher.empty();
   // Without it a waiting rank holds its core for a whole time slice: hops of 2 ms instead of 2 us.
   // A setting of the user's stays.
   if (is_oversubscribed(launch)) setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
@@ -192,7 +193,8 @@ void MpiSession::finish() {
 void MpiSession::abort(int code) const {
   CHECK_CONTRACT(code > 0 && code < 256, "mpirun takes other codes for success");
   std::fflush(nullptr);
-  MPI_Abort(MPI_COMM_WORLD, code);
+  // A process that nobody launched has nobody to take along, and MPI_Abort would add its own text.
+  if (launched_) MPI_Abort(MPI_COMM_WORLD, code);
   _exit(code);
 }
 

@@ -49,6 +49,7 @@ class MpiSession {
   int n_ranks_ = 1;
   int local_rank_ = 0;
   int ranks_per_node_ = 1;
+  bool launched_ = false;  // by mpirun or srun
 };
 
 /// Main's body on every rank. Returns what `body` returns, after finish(). An exception prints one

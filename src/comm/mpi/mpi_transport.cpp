@@ -78,8 +78,10 @@ struct MpiTransport::State {
             const Owner& owner);
   void receive(void* bytes, std::int64_t n, const Owner& owner);
   void post_slot(std::size_t slot);
+  void post_taken_slots();
 
   bool poll(MpiTransport& transport);
+  bool poll_control(MpiTransport& transport);
   bool failed(std::size_t i) const {
     return some_failed && statuses[i].MPI_ERROR != MPI_SUCCESS &&
            statuses[i].MPI_ERROR != MPI_ERR_PENDING;
@@ -107,6 +109,7 @@ struct MpiTransport::State {
   std::array<ControlBuffer, n_slots> slots{};
   std::array<MPI_Request, n_slots> slot_requests{};
   std::size_t oldest_slot = 0;
+  std::size_t n_taken_slots = 0;  // before the oldest: free, and posted again by the next poll
 };
 
 Operation& MpiTransport::State::begin(int peer, int tag, std::int64_t n_bytes, Event& done) {
@@ -151,6 +154,8 @@ void MpiTransport::State::post_slot(std::size_t slot) {
 }
 
 bool MpiTransport::State::poll(MpiTransport& transport) {
+  post_taken_slots();
+  if (requests.size() == 1) return poll_control(transport);
   const int code = MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &n_completed,
                                 completed.data(), statuses.data());
   some_failed = code == MPI_ERR_IN_STATUS;
@@ -178,6 +183,16 @@ bool MpiTransport::State::poll(MpiTransport& transport) {
   forget_completed();
   if (has_control) take_controls(transport, control_copy);
   return true;
+}
+
+/// The idle case. Test looks again after it let MPI progress, where Testsome leaves that to the
+/// next poll: a hop is a turn of the loop shorter.
+bool MpiTransport::State::poll_control(MpiTransport& transport) {
+  int is_here = 0;
+  MPI_Status status;
+  CHECK_MPI(MPI_Test(&requests[0], &is_here, &status), no_peer);
+  if (is_here != 0) take_control(transport, status);
+  return is_here != 0;
 }
 
 /// Throws CommError where completed request `i` failed or holds what was not expected.
@@ -238,7 +253,7 @@ void MpiTransport::State::forget_completed() {
 /// waits for the next poll.
 void MpiTransport::State::take_controls(MpiTransport& transport, MPI_Status status) {
   take_control(transport, status);
-  for (std::size_t n = 1; n < n_slots && requests.size() > cheap_requests; ++n) {
+  for (std::size_t n = 1; n < n_slots - 1 && requests.size() > cheap_requests; ++n) {
     int is_here = 0;
     CHECK_MPI(MPI_Test(&requests[0], &is_here, &status), no_peer);
     if (is_here == 0) return;
@@ -259,9 +274,17 @@ void MpiTransport::State::take_control(MpiTransport& transport, const MPI_Status
   std::memcpy(&header, slot.data(), sizeof(header));
   transport.deliver_control(status.MPI_SOURCE, header,
                             std::span(slot).subspan(sizeof(header), n - sizeof(header)));
-  post_slot(oldest_slot);
+  slot_requests[oldest_slot] = MPI_REQUEST_NULL;
+  ++n_taken_slots;
   oldest_slot = (oldest_slot + 1) % n_slots;
   requests[0] = slot_requests[oldest_slot];
+}
+
+/// Messages match receives in the order of posting, so slots go back in the order of the ring.
+void MpiTransport::State::post_taken_slots() {
+  for (; n_taken_slots > 0; --n_taken_slots) {
+    post_slot((oldest_slot + n_slots - n_taken_slots) % n_slots);
+  }
 }
 
 /// Cancels the receives that nothing has answered. True when nothing is in flight afterwards.
