@@ -5,7 +5,7 @@
 #include <deque>
 #include <vector>
 
-#include "fmt/format.h"
+#include <fmt/format.h>
 #include "src/base/error.h"
 #include "tests/comm/loopback_group.h"
 

@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "fmt/format.h"
+#include <fmt/format.h>
 #include "src/base/error.h"
 #include "src/comm/control.h"
 #include "tests/comm/loopback_group.h"

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <stdexcept>
 
-#include "fmt/format.h"
+#include <fmt/format.h>
 
 namespace llm {
 
