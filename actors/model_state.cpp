@@ -14,6 +14,10 @@ std::int64_t f32_bytes(std::int64_t n_elements) {
   return n_elements * 4;
 }
 
+std::int64_t bucket_elements(std::int64_t bucket_bytes) {
+  return std::max<std::int64_t>(1, bucket_bytes / 4);
+}
+
 }  // namespace
 
 AccumulationPlan accumulation_plan(Accumulation kind, int n_microbatches) {
@@ -27,20 +31,42 @@ FlatLayout model_layout(const ModelConfig& config, std::int64_t bucket_bytes) {
     tensors.push_back({spec.n_elements(), spec.layer});
   }
   std::reverse(tensors.begin(), tensors.end());
-  return flat_layout(tensors, std::max<std::int64_t>(1, bucket_bytes / 4), norm_chunk_elements);
+  return flat_layout(tensors, bucket_elements(bucket_bytes), norm_chunk_elements);
 }
 
-ModelState::ModelState(const ModelConfig& config, FlatLayout layout, int n_gradient_buffers)
+GradientLayout gradient_layout(const ModelConfig& config, std::int64_t bucket_bytes) {
+  const FlatLayout layout = model_layout(config, bucket_bytes);
+  GradientLayout gradients;
+  gradients.n_elements = layout.n_elements;
+  if (config.tie_embeddings) {
+    const std::int64_t begin = layout.n_elements;
+    const std::int64_t n = config.vocab_size * config.hidden_size;
+    FlatLayout head =
+        flat_layout({{n, head_layer(config)}}, bucket_elements(bucket_bytes), norm_chunk_elements);
+    for (Bucket& bucket : head.buckets) {
+      bucket.flat = {begin + bucket.flat.begin, begin + bucket.flat.end};
+      bucket.pieces.clear();  // no parameter of its own: nothing is updated from it
+    }
+    gradients.n_elements += head.n_elements;
+    gradients.tied_head = {begin, begin + n};
+    gradients.n_tied_buckets = static_cast<std::int64_t>(head.buckets.size());
+    gradients.buckets = std::move(head.buckets);
+  }
+  gradients.buckets.insert(gradients.buckets.end(), layout.buckets.begin(), layout.buckets.end());
+  return gradients;
+}
+
+ModelState::ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int n_gradient_buffers)
     : config_(config),
-      layout_(std::move(layout)),
+      layout_(model_layout(config, bucket_bytes)),
+      gradient_layout_(llm::gradient_layout(config, bucket_bytes)),
       specs_(parameters(config)),
       uses_(parameter_uses(config)),
       values_(f32_bytes(layout_.n_elements)),
       m_(f32_bytes(layout_.n_elements)),
       v_(f32_bytes(layout_.n_elements)) {
   for (int i = 0; i < n_gradient_buffers; ++i) {
-    gradients_.emplace_back(f32_bytes(layout_.n_elements));
-    if (uses_.size() > specs_.size()) tied_heads_.emplace_back(f32_bytes(specs_[0].n_elements()));
+    gradients_.emplace_back(f32_bytes(gradient_layout_.n_elements));
   }
 }
 
@@ -65,7 +91,7 @@ Values ModelState::values(std::int64_t layer) const {
 }
 
 MutView ModelState::tied_head(int buffer) const {
-  return tied_heads_[static_cast<std::size_t>(buffer)].view(Dtype::f32, specs_[0].shape);
+  return part(flat_gradients(buffer), gradient_layout_.tied_head.begin, specs_[0].shape);
 }
 
 Gradients ModelState::gradients(std::int64_t layer, int buffer) const {
@@ -98,15 +124,17 @@ void ModelState::accumulate(Queue& queue, std::int64_t layer, const Accumulation
       add(queue, part(flat_gradients(from), range.begin, {range.size()}),
           part(flat_gradients(from - 1), range.begin, {range.size()}));
     }
-    if (layer == head_layer(config_) && !tied_heads_.empty()) {
+    if (layer == head_layer(config_) && !gradient_layout_.tied_head.empty()) {
       add(queue, tied_head(from), tied_head(from - 1));
     }
   }
 }
 
-void ModelState::join_tied(Queue& queue) const {
-  if (tied_heads_.empty()) return;
-  add(queue, tied_head(0), part(flat_gradients(0), layout_.tensor_begin.back(), specs_[0].shape));
+void ModelState::join_tied(Queue& queue, const BucketPiece& piece) const {
+  const Shape shape{piece.elements.size()};
+  const std::int64_t head_begin = gradient_layout_.tied_head.begin + piece.elements.begin;
+  add(queue, part(flat_gradients(0), head_begin, shape),
+      part(flat_gradients(0), piece.flat_begin, shape));
 }
 
 }  // namespace llm

@@ -80,4 +80,7 @@ class OptimizerShard {
   std::int64_t n_updates_ = 0;
 };
 
+/// Bytes of the sums of squares of all chunks: for --plan.
+std::int64_t chunk_sum_bytes(const ModelConfig& config);
+
 }  // namespace llm

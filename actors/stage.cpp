@@ -165,8 +165,7 @@ void Stage::enqueue_backward(std::int64_t step, int m, InFlight& flight) {
 void Stage::finish_layer(std::int64_t step, int m, std::int64_t layer) {
   state_.accumulate(queue_, layer, plan_.accumulation.steps[static_cast<std::size_t>(m)]);
   if (m != n_microbatches() - 1) return;
-  if (layer == embedding_layer) state_.join_tied(queue_);
-  const std::vector<Bucket>& buckets = state_.layout().buckets;
+  const std::vector<Bucket>& buckets = state_.gradient_layout().buckets;
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     if (buckets[b].ready_after_layer != layer) continue;
     const auto key =

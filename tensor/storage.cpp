@@ -1,6 +1,7 @@
 #include "tensor/storage.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -12,9 +13,15 @@ constexpr std::int64_t alignment = 64;  // one cache line, one AVX-512 register
 std::int64_t rounded(std::int64_t n_bytes) {
   return (n_bytes + alignment - 1) / alignment * alignment;
 }
+std::atomic<std::int64_t> bytes_in_use{0};
 }  // namespace
 
+std::int64_t storage_bytes_in_use() {
+  return bytes_in_use.load();
+}
+
 void Storage::Free::operator()(void* bytes) const {
+  bytes_in_use -= n_bytes;
   std::free(bytes);
 }
 
@@ -22,10 +29,11 @@ Storage::Storage(std::int64_t n_bytes, Device device) : n_bytes_(n_bytes), devic
   CHECK_CONTRACT(n_bytes >= 0, "a storage has a size");
   CHECK_CONTRACT(device == Device::cpu, "only CPU memory is here");
   const std::int64_t size = std::max(rounded(n_bytes), alignment);
-  bytes_.reset(std::aligned_alloc(alignment, static_cast<std::size_t>(size)));
+  bytes_ = {std::aligned_alloc(alignment, static_cast<std::size_t>(size)), Free{n_bytes}};
   if (!bytes_) {
     throw Error(ExitCode::internal, "out of memory: " + std::to_string(size) + " bytes asked for");
   }
+  bytes_in_use += n_bytes;
   std::memset(bytes_.get(), 0, static_cast<std::size_t>(size));
 }
 

@@ -6,6 +6,10 @@
 
 namespace llm {
 
+/// Bytes that all Storages of this process were asked for and still hold: what --plan's memory is
+/// held against.
+std::int64_t storage_bytes_in_use();
+
 /// Owns bytes on a device, aligned to 64; zero-filled. Move-only.
 class Storage {
  public:
@@ -19,6 +23,7 @@ class Storage {
 
  private:
   struct Free {
+    std::int64_t n_bytes;  // value-initialized; g++ 12 takes no default inside an unfinished class
     void operator()(void* bytes) const;
   };
   std::unique_ptr<void, Free> bytes_;

@@ -31,7 +31,7 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
       compute_poller_(compute_, 1),
       reductions_poller_(reductions_, reduction_tiles_per_poll),
       decoder_(settings.model),
-      state_(settings.model, model_layout(settings.model, settings.bucket_bytes),
+      state_(settings.model, settings.bucket_bytes,
              accumulation_plan(settings.accumulation, settings.partition.n_microbatches())
                  .n_buffers()) {
   state_.initialize(settings_.seed);
@@ -83,8 +83,8 @@ void Trainer::make_reducers() {
                                      .first_step = 0,
                                      .n_steps = settings_.n_steps};
     reducers_.push_back(std::make_unique<GradientReducer>(
-        loop_, reductions_, plan, data_parallel_, state_.layout().buckets, state_.flat_gradients(0),
-        GradientReducer::Outbox{port_to(optimizer_->reduced())}));
+        loop_, reductions_, plan, data_parallel_, state_.gradient_layout().buckets,
+        state_.flat_gradients(0), GradientReducer::Outbox{port_to(optimizer_->reduced())}));
   }
 }
 
@@ -132,7 +132,7 @@ void Trainer::connect() {
                     }),
                     Port<Ready>([this](std::int64_t key, Ready ready) {
                       const auto n_buckets =
-                          static_cast<std::int64_t>(state_.layout().buckets.size());
+                          static_cast<std::int64_t>(state_.gradient_layout().buckets.size());
                       const std::int64_t lane = key % n_buckets % settings_.n_reducer_lanes;
                       reducers_[static_cast<std::size_t>(lane)]->grads_ready().put(key, ready);
                     })});

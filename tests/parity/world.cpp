@@ -1,0 +1,208 @@
+#include "tests/parity/world.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+#include "src/base/philox.h"
+#include "tensor/ops/cross_entropy.h"
+
+namespace llm {
+namespace {
+
+Loop::Options loop_options() {
+  Loop::Options options;
+  options.stall_timeout_seconds = 20;
+  return options;
+}
+
+std::vector<float> values_in(const MutView& flat, std::int64_t begin, std::int64_t n) {
+  const float* const first = flat.as<float>() + begin;
+  return {first, first + n};
+}
+
+Weights tensors_in(const ModelState& state, const MutView& flat) {
+  Weights tensors;
+  for (std::size_t i = 0; i < state.specs().size(); ++i) {
+    const std::size_t tensor = state.specs().size() - 1 - i;
+    tensors.push_back(
+        values_in(flat, state.layout().tensor_begin[tensor], state.specs()[i].n_elements()));
+  }
+  return tensors;
+}
+
+}  // namespace
+
+void RandomSamples::fetch(std::int64_t position, SampleOut out) {
+  const std::uint64_t key = mix_key(seed_, static_cast<std::uint64_t>(position));
+  for (std::int64_t i = 0; i < seq_len_; ++i) {
+    const PhiloxBlock block = philox_at(key, static_cast<std::uint64_t>(i));
+    if (out.tokens != nullptr) out.tokens[i] = static_cast<std::int32_t>(block[0] % vocab_size_);
+    if (out.labels == nullptr) continue;
+    const bool is_ignored = block[2] % 100 < ignored_percent_;
+    out.labels[i] = is_ignored ? ignored_label : static_cast<std::int32_t>(block[1] % vocab_size_);
+  }
+}
+
+void ListedSamples::fetch(std::int64_t position, SampleOut out) {
+  fetched.push_back(position);
+  const ListedSample& sample = samples_[static_cast<std::size_t>(position) % samples_.size()];
+  if (out.tokens != nullptr) std::copy(sample.tokens.begin(), sample.tokens.end(), out.tokens);
+  if (out.labels != nullptr) std::copy(sample.labels.begin(), sample.labels.end(), out.labels);
+}
+
+Weights weights_of(const ModelState& state) {
+  return tensors_in(state, state.flat_values());
+}
+
+Weights gradients_of(const ModelState& state) {
+  return tensors_in(state, state.flat_gradients(0));
+}
+
+void set_weights(ModelState& state, std::size_t spec, const std::vector<float>& values) {
+  const std::size_t tensor = state.specs().size() - 1 - spec;
+  CHECK_CONTRACT(static_cast<std::int64_t>(values.size()) == state.specs()[spec].n_elements(),
+                 "a parameter is set as a whole");
+  float* const flat = state.flat_values().as<float>();
+  std::copy(values.begin(), values.end(), flat + state.layout().tensor_begin[tensor]);
+}
+
+std::size_t spec_with(const ModelState& state, Role role) {
+  const auto& specs = state.specs();
+  const auto found =
+      std::find_if(specs.begin(), specs.end(), [&](const auto& spec) { return spec.role == role; });
+  CHECK_CONTRACT(found != specs.end(), "the model has a parameter with this role");
+  return static_cast<std::size_t>(found - specs.begin());
+}
+
+std::string difference(const Weights& a, const Weights& b) {
+  if (a.size() != b.size()) return "not the same parameters";
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i].size() != b[i].size()) return "parameter " + std::to_string(i) + ": sizes";
+    for (std::size_t k = 0; k < a[i].size(); ++k) {
+      if (std::memcmp(&a[i][k], &b[i][k], sizeof(float)) == 0) continue;
+      return "parameter " + std::to_string(i) + " element " + std::to_string(k) + ": " +
+             std::to_string(a[i][k]) + " and " + std::to_string(b[i][k]) + ", apart by " +
+             std::to_string(1e9 * (double{a[i][k]} - double{b[i][k]})) + "e-9";
+    }
+  }
+  return "";
+}
+
+double relative_distance(const Weights& a, const Weights& b) {
+  double apart = 0;
+  double norm = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    for (std::size_t k = 0; k < a[i].size(); ++k) {
+      const double d = double{a[i][k]} - double{b[i][k]};
+      apart += d * d;
+      norm += double{b[i][k]} * double{b[i][k]};
+    }
+  }
+  return std::sqrt(apart / norm);
+}
+
+World::World(const Settings& settings, Options options)
+    : options_(std::move(options)),
+      loop_(loop_options()),
+      network_(loop_, settings.grid.dp, options_.delivery_seed) {
+  for (int rank = 0; rank < settings.grid.dp; ++rank) {
+    trainers_.push_back(
+        std::make_unique<Trainer>(loop_, network_.rank(rank), settings, inputs(rank)));
+    options_.prepare(state(rank));
+  }
+}
+
+TrainerInputs World::inputs(int rank) {
+  TrainerInputs inputs;
+  inputs.train = sources_.emplace_back(options_.train(rank)).get();
+  if (options_.validation) {
+    inputs.validation = sources_.emplace_back(options_.validation(rank)).get();
+  }
+  inputs.stop_requested = [this, rank] { return options_.stop_requested(rank); };
+  if (rank != 0) return inputs;
+  inputs.step_done = Port<StepMetrics>([this](std::int64_t step, StepMetrics metrics) {
+    CHECK_CONTRACT(step == metrics.step, "metrics are keyed by their step");
+    outcome_.losses.push_back(metrics.loss);
+    outcome_.reports.push_back(metrics.report);
+    options_.after_step(step);
+  });
+  inputs.validation_done = Port<ValidationMetrics>(
+      [this](std::int64_t, ValidationMetrics metrics) { outcome_.validations.push_back(metrics); });
+  return inputs;
+}
+
+Outcome World::run() {
+  for (const auto& trainer : trainers_) trainer->start();
+  loop_.run();
+  outcome_.weights = weights_of(state(0));
+  outcome_.gradients = gradients_of(state(0));
+  for (const auto& trainer : trainers_) {
+    const std::string apart = difference(weights_of(trainer->state()), outcome_.weights);
+    CHECK_CONTRACT(apart.empty(), "every rank has the same weights: " + apart);
+    outcome_.n_steps_done.push_back(trainer->n_steps_done());
+    outcome_.stopped.push_back(trainer->stopped());
+  }
+  return outcome_;
+}
+
+Outcome run_world(const Settings& settings, std::uint64_t delivery_seed,
+                  std::uint32_t ignored_percent) {
+  World::Options options;
+  options.delivery_seed = delivery_seed;
+  options.train = [&](int) {
+    return std::make_unique<RandomSamples>(11, settings.model.vocab_size, settings.seq_len,
+                                           ignored_percent);
+  };
+  return World(settings, std::move(options)).run();
+}
+
+ModelConfig parity_gpt2(float dropout) {
+  return {.hidden_size = 16,
+          .n_layers = 2,
+          .n_heads = 4,
+          .n_kv_heads = 4,
+          .intermediate_size = 32,
+          .vocab_size = 31,
+          .max_seq_len = 8,
+          .dropout = dropout};
+}
+
+ModelConfig parity_llama(float dropout) {
+  ModelConfig config = parity_gpt2(dropout);
+  config.norm = Norm::rms_norm;
+  config.positions = Positions::rotary;
+  config.activation = Activation::silu;
+  config.gated = true;
+  config.n_kv_heads = 2;
+  config.qkv_bias = config.mlp_bias = false;
+  config.tie_embeddings = false;
+  return config;
+}
+
+Settings parity_settings(const ModelConfig& model, int dp, std::vector<std::int64_t> samples,
+                         int n_accumulation_steps, std::int64_t n_steps) {
+  Settings settings;
+  settings.model = model;
+  settings.seq_len = 8;
+  settings.grid = {.dp = dp, .pp = 1, .tp = 1};
+  settings.partition = {.microbatch_samples = std::move(samples),
+                        .n_accumulation_steps = n_accumulation_steps,
+                        .dp = dp};
+  settings.optimizer.lr = {.peak = 1e-2, .warmup_steps = 2, .n_steps = n_steps};
+  settings.optimizer.weight_decay = 0.1;
+  settings.optimizer.clip_norm = 0.5;
+  settings.bucket_bytes = 8192;
+  settings.seed = 5;
+  settings.n_steps = n_steps;
+  return settings;
+}
+
+bool full_counts() {
+  const char* const full = std::getenv("LLM_TEST_FULL");
+  return full != nullptr && std::string(full) == "1";
+}
+
+}  // namespace llm

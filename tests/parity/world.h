@@ -1,0 +1,127 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/comm/loopback/loopback.h"
+#include "src/data/sample_source.h"
+#include "src/train/trainer.h"
+
+namespace llm {
+
+/// Samples drawn by (seed, position); of each hundred labels about `ignored_percent` are ignored.
+class RandomSamples : public SampleSource {
+ public:
+  RandomSamples(std::uint64_t seed, std::int64_t vocab_size, std::int64_t seq_len,
+                std::uint32_t ignored_percent = 0)
+      : seed_(seed),
+        vocab_size_(static_cast<std::uint32_t>(vocab_size)),
+        seq_len_(seq_len),
+        ignored_percent_(ignored_percent) {}
+  std::int64_t seq_len() const override { return seq_len_; }
+  std::int64_t n_samples() const override { return 1 << 20; }
+  void fetch(std::int64_t position, SampleOut out) override;
+  std::string state() const override { return "{}"; }
+  void restore(const std::string&) override {}
+
+ private:
+  std::uint64_t seed_;
+  std::uint32_t vocab_size_;
+  std::int64_t seq_len_;
+  std::uint32_t ignored_percent_;
+};
+
+/// One sample: T tokens and T labels.
+struct ListedSample {
+  std::vector<std::int32_t> tokens;
+  std::vector<std::int32_t> labels;
+};
+
+/// Samples as listed, over and over. Notes the positions it was asked for in `fetched`.
+class ListedSamples : public SampleSource {
+ public:
+  explicit ListedSamples(std::vector<ListedSample> samples) : samples_(std::move(samples)) {}
+  std::int64_t seq_len() const override {
+    return static_cast<std::int64_t>(samples_.front().tokens.size());
+  }
+  std::int64_t n_samples() const override { return static_cast<std::int64_t>(samples_.size()); }
+  void fetch(std::int64_t position, SampleOut out) override;
+  std::string state() const override { return "{}"; }
+  void restore(const std::string&) override {}
+
+  std::vector<std::int64_t> fetched;
+
+ private:
+  std::vector<ListedSample> samples_;
+};
+
+using Weights = std::vector<std::vector<float>>;  ///< by parameter, in canonical order
+
+Weights weights_of(const ModelState& state);
+/// The sum over the step's tokens as the reducers left it in gradient buffer 0.
+Weights gradients_of(const ModelState& state);
+void set_weights(ModelState& state, std::size_t spec, const std::vector<float>& values);
+/// Index of the parameter with this role in the first layer that has one.
+std::size_t spec_with(const ModelState& state, Role role);
+/// Empty where all bits are equal, otherwise the first place that differs.
+std::string difference(const Weights& a, const Weights& b);
+/// |a - b| / |b|, the norms over all tensors together.
+double relative_distance(const Weights& a, const Weights& b);
+
+/// What a run gave; the weights are those of every rank, bit by bit (or running it throws).
+struct Outcome {
+  Weights weights;
+  Weights gradients;  ///< of the last step, see gradients_of
+  std::vector<double> losses;
+  std::vector<StepReport> reports;
+  std::vector<ValidationMetrics> validations;
+  std::vector<std::int64_t> n_steps_done;  ///< by rank
+  std::vector<bool> stopped;               ///< by rank
+};
+
+/// A run of settings.grid.dp whole trainers in this process, with message deliveries drawn from a
+/// seed.
+class World {
+ public:
+  struct Options {
+    std::uint64_t delivery_seed = 1;
+    std::function<std::unique_ptr<SampleSource>(int rank)> train;
+    std::function<std::unique_ptr<SampleSource>(int rank)> validation;
+    std::function<bool(int rank)> stop_requested = [](int) { return false; };
+    std::function<void(ModelState&)> prepare = [](ModelState&) {};
+    /// Called on rank 0 after each step, while the run goes on.
+    std::function<void(std::int64_t step)> after_step = [](std::int64_t) {};
+  };
+  World(const Settings& settings, Options options);
+  Outcome run();
+  ModelState& state(int rank) { return trainers_[static_cast<std::size_t>(rank)]->state(); }
+  const TransportCounts& counts(int rank) { return network_.rank(rank).counts(); }
+
+ private:
+  TrainerInputs inputs(int rank);
+
+  Options options_;
+  Outcome outcome_;
+  Loop loop_;
+  LoopbackNetwork network_;
+  std::vector<std::unique_ptr<SampleSource>> sources_;
+  std::vector<std::unique_ptr<Trainer>> trainers_;
+};
+
+/// A run on RandomSamples with these settings.
+Outcome run_world(const Settings& settings, std::uint64_t delivery_seed = 1,
+                  std::uint32_t ignored_percent = 0);
+
+/// Models of both families that cost about a millisecond a step.
+ModelConfig parity_gpt2(float dropout = 0);
+ModelConfig parity_llama(float dropout = 0);
+/// A few steps of AdamW with clipping and warm-up.
+Settings parity_settings(const ModelConfig& model, int dp, std::vector<std::int64_t> samples,
+                         int n_accumulation_steps, std::int64_t n_steps);
+
+/// Whether the full counts are asked for (LLM_TEST_FULL=1).
+bool full_counts();
+
+}  // namespace llm
