@@ -1,0 +1,146 @@
+#include "schedules/buckets.h"
+
+#include <catch2/catch.hpp>
+#include <vector>
+
+#include "src/base/error.h"
+
+using namespace llm;
+
+namespace {
+
+constexpr std::int64_t chunk = 64;
+
+std::int64_t aligned(std::int64_t n) {
+  return (n + FlatLayout::alignment_elements - 1) / FlatLayout::alignment_elements *
+         FlatLayout::alignment_elements;
+}
+
+/// Tensors of a grid of sizes around the chunk, four layers of them, in backward's order.
+std::vector<FlatTensor> tensors_of(int kind) {
+  std::vector<FlatTensor> tensors;
+  for (std::int64_t layer = 3; layer >= 0; --layer) {
+    for (const std::int64_t n : {1, 15, 16, 63, 64, 65, 128, 200, 1000}) {
+      if (kind == 0 || n % 2 == kind % 2) tensors.push_back({n * (kind > 2 ? 7 : 1), layer});
+    }
+  }
+  return tensors;
+}
+
+struct Grid {
+  int kind;
+  std::int64_t bucket_elements;
+};
+
+std::vector<Grid> grids() {
+  std::vector<Grid> all;
+  for (int kind = 0; kind < 5; ++kind) {
+    for (const std::int64_t n : {1, 16, 63, 64, 65, 100, 128, 500, 1000, 4096, 1 << 20}) {
+      all.push_back({kind, n});
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("bucket pieces cover every element of every tensor once, in order, from chunk bounds") {
+  for (const Grid& grid : grids()) {
+    INFO("tensors " << grid.kind << ", buckets of " << grid.bucket_elements);
+    const std::vector<FlatTensor> tensors = tensors_of(grid.kind);
+    const FlatLayout layout = flat_layout(tensors, grid.bucket_elements, chunk);
+    std::size_t tensor = 0;
+    std::int64_t done = 0;
+    for (const Bucket& bucket : layout.buckets) {
+      REQUIRE(!bucket.pieces.empty());
+      for (const BucketPiece& piece : bucket.pieces) {
+        if (done == tensors[tensor].n_elements) {
+          ++tensor;
+          done = 0;
+        }
+        REQUIRE(piece.tensor == static_cast<std::int64_t>(tensor));
+        REQUIRE(piece.elements.begin == done);
+        REQUIRE(piece.elements.begin % chunk == 0);
+        REQUIRE(!piece.elements.empty());
+        REQUIRE(piece.flat_begin == layout.tensor_begin[tensor] + done);
+        done = piece.elements.end;
+        REQUIRE(done <= tensors[tensor].n_elements);
+        REQUIRE((done % chunk == 0 || done == tensors[tensor].n_elements));
+      }
+    }
+    REQUIRE(tensor == tensors.size() - 1);
+    REQUIRE(done == tensors.back().n_elements);
+  }
+}
+
+TEST_CASE("buckets cover the flat buffer without a gap, and tensors begin aligned") {
+  for (const Grid& grid : grids()) {
+    INFO("tensors " << grid.kind << ", buckets of " << grid.bucket_elements);
+    const std::vector<FlatTensor> tensors = tensors_of(grid.kind);
+    const FlatLayout layout = flat_layout(tensors, grid.bucket_elements, chunk);
+    std::int64_t flat = 0;
+    for (const Bucket& bucket : layout.buckets) {
+      REQUIRE(bucket.flat.begin == flat);
+      flat = bucket.flat.end;
+      for (const BucketPiece& piece : bucket.pieces) {
+        REQUIRE(piece.flat_begin >= bucket.flat.begin);
+        REQUIRE(piece.flat_begin + piece.elements.size() <= bucket.flat.end);
+      }
+    }
+    REQUIRE(flat == layout.n_elements);
+    std::int64_t expected = 0;
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      REQUIRE(layout.tensor_begin[t] == expected);
+      expected += aligned(tensors[t].n_elements);
+    }
+    REQUIRE(layout.n_elements == expected);
+  }
+}
+
+TEST_CASE("a bucket is ready after the last layer that it holds a piece of") {
+  for (const Grid& grid : grids()) {
+    const std::vector<FlatTensor> tensors = tensors_of(grid.kind);
+    for (const Bucket& bucket : flat_layout(tensors, grid.bucket_elements, chunk).buckets) {
+      std::int64_t last = bucket.ready_after_layer + 1000;
+      for (const BucketPiece& piece : bucket.pieces) {
+        last = std::min(last, tensors[static_cast<std::size_t>(piece.tensor)].layer);
+      }
+      REQUIRE(bucket.ready_after_layer == last);
+    }
+  }
+}
+
+TEST_CASE("no bucket is larger than asked for or than one chunk, and full ones are nearly full") {
+  for (const Grid& grid : grids()) {
+    INFO("tensors " << grid.kind << ", buckets of " << grid.bucket_elements);
+    const FlatLayout layout = flat_layout(tensors_of(grid.kind), grid.bucket_elements, chunk);
+    const std::int64_t most = std::max(grid.bucket_elements, chunk);
+    for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
+      REQUIRE(layout.buckets[b].flat.size() < most + FlatLayout::alignment_elements);
+      // What follows did not fit, and its first chunk is all that a bucket may lack.
+      if (b + 1 < layout.buckets.size()) {
+        REQUIRE(layout.buckets[b].flat.size() + chunk > grid.bucket_elements);
+      }
+    }
+  }
+}
+
+TEST_CASE("the place of a tensor does not depend on the size of buckets") {
+  for (int kind = 0; kind < 5; ++kind) {
+    const FlatLayout whole = flat_layout(tensors_of(kind), 1 << 30, chunk);
+    REQUIRE(whole.buckets.size() == 1);
+    for (const std::int64_t n : {1, 100, 500}) {
+      const FlatLayout cut = flat_layout(tensors_of(kind), n, chunk);
+      REQUIRE(cut.tensor_begin == whole.tensor_begin);
+      REQUIRE(cut.buckets.size() > whole.buckets.size());
+    }
+  }
+}
+
+TEST_CASE("a model of one element is one bucket, and a bucket of nothing is refused") {
+  const FlatLayout layout = flat_layout({{1, 0}}, 1, chunk);
+  REQUIRE(layout.buckets.size() == 1);
+  CHECK(layout.buckets[0].flat == Range{0, 16});
+  CHECK(layout.buckets[0].pieces[0].elements == Range{0, 1});
+  CHECK_THROWS_AS(flat_layout({{1, 0}}, 0, chunk), ContractBroken);
+}

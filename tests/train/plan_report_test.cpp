@@ -1,0 +1,107 @@
+#include "src/train/plan_report.h"
+
+#include <catch2/catch.hpp>
+#include <numeric>
+#include <string>
+
+#include "tensor/storage.h"
+#include "tests/parity/world.h"
+
+using namespace llm;
+
+namespace {
+
+std::int64_t planned_bytes(const Settings& settings) {
+  std::int64_t total = 0;
+  for (const LedgerEntry& entry : memory_ledger(settings)) total += entry.n_bytes;
+  return total;
+}
+
+World::Options random_run(const Settings& settings) {
+  World::Options options;
+  options.train = [&](int) {
+    return std::make_unique<RandomSamples>(1, settings.model.vocab_size, settings.seq_len);
+  };
+  if (settings.validation.n_samples > 0) options.validation = options.train;
+  return options;
+}
+
+/// Settings of many kinds: families, ties, positions, cuts of the batch, buckets, lanes.
+std::vector<Settings> many_settings() {
+  std::vector<Settings> all;
+  for (const int dp : {1, 2, 3, 4, 8}) {
+    for (ModelConfig model : {parity_gpt2(0.1f), parity_llama()}) {
+      Settings settings = parity_settings(model, dp, {1}, 1, 2);
+      all.push_back(settings);
+      settings.partition.microbatch_samples = {3, 3, 2};
+      settings.partition.n_accumulation_steps = 3;
+      settings.validation = {
+          .interval_steps = 1, .n_steps = 2, .n_samples = 7, .microbatch_samples = 3};
+      settings.bucket_bytes = 4;
+      settings.n_reducer_lanes = 3;
+      all.push_back(settings);
+      settings.model.tie_embeddings = !model.tie_embeddings;
+      settings.model.positions = Positions::sinusoidal;
+      settings.model.vocab_size = 300;  // more than a chunk
+      settings.accumulation = Accumulation::sequential;
+      settings.bucket_bytes = 20000;
+      all.push_back(settings);
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("--plan's bytes of a rank are what its actors hold, to the byte") {
+  for (const Settings& settings : many_settings()) {
+    INFO(plan_text(settings, 1));
+    const std::int64_t before = storage_bytes_in_use();
+    {
+      World world(settings, random_run(settings));
+      world.run();
+      CHECK(storage_bytes_in_use() - before == settings.grid.dp * planned_bytes(settings));
+    }
+    CHECK(storage_bytes_in_use() == before);
+  }
+}
+
+TEST_CASE("--plan's messages and bytes of a step are what each rank sends") {
+  for (Settings settings : many_settings()) {
+    settings.validation = {};
+    World world(settings, random_run(settings));
+    world.run();
+    for (int rank = 0; rank < settings.grid.dp; ++rank) {
+      INFO("rank " << rank << " of\n" << plan_text(settings, 1));
+      const StepTraffic traffic = step_traffic(settings, rank);
+      CHECK(world.counts(rank).messages_sent == settings.n_steps * traffic.n_tensor_messages);
+      CHECK(world.counts(rank).bytes_sent == settings.n_steps * traffic.n_bytes);
+      CHECK(world.counts(rank).control_sent == settings.n_steps * traffic.n_control_messages);
+    }
+  }
+}
+
+TEST_CASE("a reduction sends 2 (D - 1) / D of the gradient, whatever the cut of the buckets") {
+  for (const int dp : {1, 2, 3, 4, 8}) {
+    Settings settings = parity_settings(parity_llama(), dp, {1}, 1, 1);
+    const std::int64_t n = gradient_layout(settings.model, 4).n_elements;
+    for (const std::int64_t bucket_bytes : {4, 9000, 1 << 20}) {
+      settings.bucket_bytes = bucket_bytes;
+      std::int64_t n_bytes = 0;
+      for (int rank = 0; rank < dp; ++rank) n_bytes += step_traffic(settings, rank).n_bytes;
+      CHECK(n_bytes == 2 * (dp - 1) * n * 4);
+    }
+  }
+}
+
+TEST_CASE("the plan's text has the grid, the batch, the buckets and the sum of the ledger") {
+  Settings settings = parity_settings(parity_gpt2(), 4, {3, 3, 2}, 2, 7);
+  const std::string text = plan_text(settings, 2);
+  for (const char* const part :
+       {"[dp 4][pp 1][tp 1]: 4 ranks on 2 nodes of 2",
+        "global 64 samples = 3 of microbatches of 3,3,2 x 2 accumulation steps x dp 4; 512 tokens",
+        "F0 B0 F1 B1 F2 B2", "steps    7", "AdamW moments", "messages per step", "rank 3"}) {
+    INFO(part);
+    CHECK(text.find(part) != std::string::npos);
+  }
+}
