@@ -38,7 +38,8 @@ Task<int> depth(int n) {
 }
 
 Task<> keeps_depth(int n, int& out) {
-  out = co_await depth(n);
+  const int found = co_await depth(n);
+  out = found;
 }
 
 Task<> takes_box(std::string& out) {
