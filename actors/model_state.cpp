@@ -34,39 +34,16 @@ FlatLayout model_layout(const ModelConfig& config, std::int64_t bucket_bytes) {
   return flat_layout(tensors, bucket_elements(bucket_bytes), norm_chunk_elements);
 }
 
-GradientLayout gradient_layout(const ModelConfig& config, std::int64_t bucket_bytes) {
-  const FlatLayout layout = model_layout(config, bucket_bytes);
-  GradientLayout gradients;
-  gradients.n_elements = layout.n_elements;
-  if (config.tie_embeddings) {
-    const std::int64_t begin = layout.n_elements;
-    const std::int64_t n = config.vocab_size * config.hidden_size;
-    FlatLayout head =
-        flat_layout({{n, head_layer(config)}}, bucket_elements(bucket_bytes), norm_chunk_elements);
-    for (Bucket& bucket : head.buckets) {
-      bucket.flat = {begin + bucket.flat.begin, begin + bucket.flat.end};
-      bucket.pieces.clear();  // no parameter of its own: nothing is updated from it
-    }
-    gradients.n_elements += head.n_elements;
-    gradients.tied_head = {begin, begin + n};
-    gradients.n_tied_buckets = static_cast<std::int64_t>(head.buckets.size());
-    gradients.buckets = std::move(head.buckets);
-  }
-  gradients.buckets.insert(gradients.buckets.end(), layout.buckets.begin(), layout.buckets.end());
-  return gradients;
-}
-
 ModelState::ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int n_gradient_buffers)
     : config_(config),
       layout_(model_layout(config, bucket_bytes)),
-      gradient_layout_(llm::gradient_layout(config, bucket_bytes)),
       specs_(parameters(config)),
       uses_(parameter_uses(config)),
       values_(f32_bytes(layout_.n_elements)),
       m_(f32_bytes(layout_.n_elements)),
       v_(f32_bytes(layout_.n_elements)) {
   for (int i = 0; i < n_gradient_buffers; ++i) {
-    gradients_.emplace_back(f32_bytes(gradient_layout_.n_elements));
+    gradients_.emplace_back(f32_bytes(layout_.n_elements));
   }
 }
 
@@ -90,18 +67,12 @@ Values ModelState::values(std::int64_t layer) const {
   return layer_values(uses_, layer, views);
 }
 
-MutView ModelState::tied_head(int buffer) const {
-  return part(flat_gradients(buffer), gradient_layout_.tied_head.begin, specs_[0].shape);
-}
-
 Gradients ModelState::gradients(std::int64_t layer, int buffer) const {
   std::vector<MutView> views;
   for (const ParameterUse& use : uses_) {
-    const bool is_tied_head = specs_[use.parameter].layer != use.layer;
     const std::size_t tensor = specs_.size() - 1 - use.parameter;
-    views.push_back(is_tied_head ? tied_head(buffer)
-                                 : part(flat_gradients(buffer), layout_.tensor_begin[tensor],
-                                        specs_[use.parameter].shape));
+    views.push_back(
+        part(flat_gradients(buffer), layout_.tensor_begin[tensor], specs_[use.parameter].shape));
   }
   return layer_gradients(uses_, layer, views);
 }
@@ -124,17 +95,7 @@ void ModelState::accumulate(Queue& queue, std::int64_t layer, const Accumulation
       add(queue, part(flat_gradients(from), range.begin, {range.size()}),
           part(flat_gradients(from - 1), range.begin, {range.size()}));
     }
-    if (layer == head_layer(config_) && !gradient_layout_.tied_head.empty()) {
-      add(queue, tied_head(from), tied_head(from - 1));
-    }
   }
-}
-
-void ModelState::join_tied(Queue& queue, const BucketPiece& piece) const {
-  const Shape shape{piece.elements.size()};
-  const std::int64_t head_begin = gradient_layout_.tied_head.begin + piece.elements.begin;
-  add(queue, part(flat_gradients(0), head_begin, shape),
-      part(flat_gradients(0), piece.flat_begin, shape));
 }
 
 }  // namespace llm

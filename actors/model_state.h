@@ -25,17 +25,6 @@ AccumulationPlan accumulation_plan(Accumulation kind, int n_microbatches);
 /// backward completes them. A tied embedding is complete with the embedding's backward.
 FlatLayout model_layout(const ModelConfig& config, std::int64_t bucket_bytes);
 
-/// The layout of a gradient buffer: that of the parameters, then a tied head's own accumulator. The
-/// two uses of a tied embedding are summed over microbatches and ranks each on its own, and the two
-/// sums are then added: joined on each rank before, their order would depend on the ranks' number.
-struct GradientLayout {
-  std::int64_t n_elements = 0;
-  Range tied_head;                  ///< empty without one
-  std::vector<Bucket> buckets;      ///< the tied head's, then those of model_layout
-  std::int64_t n_tied_buckets = 0;  ///< they come first: complete with the head's backward
-};
-GradientLayout gradient_layout(const ModelConfig& config, std::int64_t bucket_bytes);
-
 /// Weights, gradients and moments of one rank as flat f32 buffers of one layout. The memory passes
 /// between actors by messages: weights and gradients are the stage's until grads_ready, the
 /// reducer's until reduced, the optimizer's until parameters_updated.
@@ -45,7 +34,6 @@ class ModelState {
 
   const ModelConfig& config() const { return config_; }
   const FlatLayout& layout() const { return layout_; }
-  const GradientLayout& gradient_layout() const { return gradient_layout_; }
   const std::vector<ParameterSpec>& specs() const { return specs_; }
   /// By tensor of the layout: index into specs().
   std::size_t spec_of(std::int64_t tensor) const {
@@ -56,19 +44,16 @@ class ModelState {
   void initialize(std::uint64_t seed);
 
   Values values(std::int64_t layer) const;
-  /// Where a microbatch's backward writes: gradient buffer `buffer`.
+  /// Where a microbatch's backward writes: gradient buffer `buffer`. A tied embedding's two uses
+  /// are one accumulator: the head's backward writes it, the embedding's, which comes last, adds to
+  /// it. So a microbatch's gradient is one number before any sum over microbatches or ranks.
   Gradients gradients(std::int64_t layer, int buffer) const;
   /// Enqueues the additions of the summation tree that follow a microbatch's gradients of `layer`.
   void accumulate(Queue& queue, std::int64_t layer, const AccumulationStep& step) const;
-  /// Enqueues the addition of a tied head's sum into the embedding's, in buffer 0, over `piece` of
-  /// the embedding. Both are summed over all ranks by then.
-  void join_tied(Queue& queue, const BucketPiece& piece) const;
-
   View parameter(std::size_t spec) const;
   MutView flat_values() const { return flat(values_); }
   MutView flat_gradients(int buffer) const {
-    return gradients_[static_cast<std::size_t>(buffer)].view(Dtype::f32,
-                                                             {gradient_layout_.n_elements});
+    return flat(gradients_[static_cast<std::size_t>(buffer)]);
   }
   MutView flat_m() const { return flat(m_); }
   MutView flat_v() const { return flat(v_); }
@@ -78,11 +63,9 @@ class ModelState {
     return storage.view(Dtype::f32, {layout_.n_elements});
   }
   Range layer_range(std::int64_t layer) const;
-  MutView tied_head(int buffer) const;
 
   ModelConfig config_;
   FlatLayout layout_;
-  GradientLayout gradient_layout_;
   std::vector<ParameterSpec> specs_;
   std::vector<ParameterUse> uses_;
   Storage values_;

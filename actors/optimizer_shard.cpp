@@ -53,7 +53,7 @@ std::int64_t chunk_sum_bytes(const ModelConfig& config) {
 }
 
 Task<> OptimizerShard::run() {
-  const std::vector<Bucket>& buckets = state_.gradient_layout().buckets;
+  const std::vector<Bucket>& buckets = state_.layout().buckets;
   const auto n_buckets = static_cast<std::int64_t>(buckets.size());
   const std::int64_t n_chunk_sums = chunk_sums_.n_bytes() / 8;
   const double* const chunk_sums = chunk_sums_.view(Dtype::f64, {n_chunk_sums}).as<double>();
@@ -101,9 +101,6 @@ Task<> OptimizerShard::run() {
 void OptimizerShard::enqueue_squares(const Bucket& bucket) {
   const MutView sums = chunk_sums_.view(Dtype::f64, {chunk_sums_.n_bytes() / 8});
   for (const BucketPiece& piece : bucket.pieces) {
-    const bool is_tied =
-        state_.gradient_layout().n_tied_buckets > 0 && state_.spec_of(piece.tensor) == 0;
-    if (is_tied) state_.join_tied(reductions_, piece);
     const std::int64_t first =
         chunk_begin_[state_.spec_of(piece.tensor)] + piece.elements.begin / norm_chunk_elements;
     const std::int64_t size = piece.elements.size();

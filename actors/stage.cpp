@@ -158,14 +158,15 @@ void Stage::enqueue_backward(std::int64_t step, int m, InFlight& flight) {
     finish_layer(step, m, layer);
   }
   decoder_.embed_backward(p, flight.microbatch.tokens, grad,
-                          state_.gradients(embedding_layer, accumulation.buffer), write);
+                          state_.gradients(embedding_layer, accumulation.buffer),
+                          config.tie_embeddings ? Write::add : write, write);
   finish_layer(step, m, embedding_layer);
 }
 
 void Stage::finish_layer(std::int64_t step, int m, std::int64_t layer) {
   state_.accumulate(queue_, layer, plan_.accumulation.steps[static_cast<std::size_t>(m)]);
   if (m != n_microbatches() - 1) return;
-  const std::vector<Bucket>& buckets = state_.gradient_layout().buckets;
+  const std::vector<Bucket>& buckets = state_.layout().buckets;
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     if (buckets[b].ready_after_layer != layer) continue;
     const auto key =

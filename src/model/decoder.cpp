@@ -5,6 +5,7 @@
 
 #include "src/model/pass_parts.h"
 #include "tensor/ops/cross_entropy.h"
+#include "tensor/ops/elementwise.h"
 #include "tensor/ops/embedding.h"
 
 namespace llm {
@@ -81,11 +82,14 @@ MutView Decoder::embed_forward(const Pass& pass, const Values& values, View toke
 }
 
 void Decoder::embed_backward(const Pass& pass, View tokens, MutView dy, const Gradients& grads,
-                             Write write) const {
+                             Write write_table, Write write_positions) const {
   const Dropout dropout = dropout_at(config_, pass, embedding_layer, DropoutSite::embedding);
   if (dropout.p > 0) dropout_backward(pass.queue, dropout, pass.seq_len, dy, dy);
-  embedding_backward(pass.queue, tokens, dy, pass.seq_len, write, grads[Role::token_embedding],
-                     grads[Role::position_embedding]);
+  const MutView table = grads[Role::token_embedding];
+  const MutView positions = grads[Role::position_embedding];
+  if (write_table == Write::set) fill(pass.queue, 0, table);
+  if (write_positions == Write::set && !positions.empty()) fill(pass.queue, 0, positions);
+  embedding_backward(pass.queue, tokens, dy, pass.seq_len, Write::add, table, positions);
 }
 
 void Decoder::head_forward_backward(const Pass& pass, const Values& values, View x, View labels,

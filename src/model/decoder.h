@@ -96,9 +96,10 @@ class Decoder {
                                    MutView dy, Arena& deltas) const;
   void block_backward_weight(const Pass& pass, const Values& values, const BlockSaved& saved,
                              const BlockDeltas& deltas, const Gradients& grads, Write write) const;
-  /// dy (n, C) is overwritten.
+  /// dy (n, C) is overwritten. A tied embedding whose two uses share an accumulator adds to what
+  /// the head has written there.
   void embed_backward(const Pass& pass, View tokens, MutView dy, const Gradients& grads,
-                      Write write) const;
+                      Write write_table, Write write_positions) const;
 
   // Forward only: validation and text. Nothing is kept.
 

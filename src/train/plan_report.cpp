@@ -34,7 +34,7 @@ std::string layer_table(const Settings& s) {
   return text;
 }
 
-std::string bucket_table(const GradientLayout& layout, const ModelConfig& model) {
+std::string bucket_table(const FlatLayout& layout, const ModelConfig& model) {
   std::string text = fmt::format("buckets  {} (reduced as soon as the layer's backward is done)\n",
                                  layout.buckets.size());
   constexpr std::size_t n_shown = 8;
@@ -83,11 +83,6 @@ std::vector<LedgerEntry> memory_ledger(const Settings& s) {
                                 n_buffers == 1 ? "" : "s",
                                 s.accumulation == Accumulation::tree ? "tree" : "in sequence"),
                     n_buffers * flat_bytes});
-  const GradientLayout gradients = gradient_layout(s.model, s.bucket_bytes);
-  if (s.model.tie_embeddings) {
-    ledger.push_back(
-        {"gradients of the tied head", n_buffers * (gradients.n_elements - layout.n_elements) * 4});
-  }
   ledger.push_back({"AdamW moments", 2 * flat_bytes});
   const int n_in_flight = peak_activations(stage_schedule(s));
   ledger.push_back({fmt::format("activations, {} microbatch{} in flight", n_in_flight,
@@ -97,7 +92,7 @@ std::vector<LedgerEntry> memory_ledger(const Settings& s) {
   ledger.push_back({"scratch of one layer", scratch_bytes(s.model, layers, largest, s.seq_len)});
   std::int64_t receives = 0;
   for (int lane = 0; lane < s.n_reducer_lanes; ++lane) {
-    receives += reducer_scratch_bytes(gradients.buckets, s.grid.dp, s.n_reducer_lanes, lane);
+    receives += reducer_scratch_bytes(layout.buckets, s.grid.dp, s.n_reducer_lanes, lane);
   }
   ledger.push_back({"receives of the gradient reducers", receives});
   ledger.push_back({"sums of squares", chunk_sum_bytes(s.model)});
@@ -121,7 +116,7 @@ StepTraffic step_traffic(const Settings& s, int rank) {
       traffic.n_bytes += send.range.size() * 4;
     }
   };
-  for (const Bucket& bucket : gradient_layout(s.model, s.bucket_bytes).buckets) {
+  for (const Bucket& bucket : model_layout(s.model, s.bucket_bytes).buckets) {
     const CollectiveShape shape{rank, dp,
                                 even_cuts(bucket.flat.size(), dp, FlatLayout::alignment_elements)};
     for (const ReduceRound& round : reduce_scatter_plan(form, shape).rounds) count(round.sends);
@@ -143,7 +138,7 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node) {
                       n_parameters(s.model), parameters(s.model).size(),
                       flops_per_token(s.model, s.seq_len) * 1e-6);
   if (s.n_steps > 0) text += fmt::format("steps    {}\n", s.n_steps);
-  text += layer_table(s) + bucket_table(gradient_layout(s.model, s.bucket_bytes), s.model);
+  text += layer_table(s) + bucket_table(model_layout(s.model, s.bucket_bytes), s.model);
 
   std::int64_t total = 0;
   text += "bytes per rank\n";

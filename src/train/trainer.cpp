@@ -83,7 +83,7 @@ void Trainer::make_reducers() {
                                      .first_step = 0,
                                      .n_steps = settings_.n_steps};
     reducers_.push_back(std::make_unique<GradientReducer>(
-        loop_, reductions_, plan, data_parallel_, state_.gradient_layout().buckets,
+        loop_, reductions_, plan, data_parallel_, state_.layout().buckets,
         state_.flat_gradients(0), GradientReducer::Outbox{port_to(optimizer_->reduced())}));
   }
 }
@@ -132,7 +132,7 @@ void Trainer::connect() {
                     }),
                     Port<Ready>([this](std::int64_t key, Ready ready) {
                       const auto n_buckets =
-                          static_cast<std::int64_t>(state_.gradient_layout().buckets.size());
+                          static_cast<std::int64_t>(state_.layout().buckets.size());
                       const std::int64_t lane = key % n_buckets % settings_.n_reducer_lanes;
                       reducers_[static_cast<std::size_t>(lane)]->grads_ready().put(key, ready);
                     })});
@@ -145,6 +145,8 @@ void Trainer::connect() {
                                                 .n_steps = settings_.n_steps},
                                  *inputs_.train, inputs_.stop_requested,
                                  DataFeed::Outbox{port_to(stage_->microbatches()), facts_to_all()});
+  CHECK_CONTRACT(inputs_.validation != nullptr || settings_.validation.n_rounds(0) == 0,
+                 "validation that is planned has a source");
   if (inputs_.validation != nullptr) {
     validation_feed_ = std::make_unique<ValidationFeed>(
         loop_,

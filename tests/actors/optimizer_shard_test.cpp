@@ -46,17 +46,9 @@ class Shard {
   static void fill(const MutView& flat, float value) {
     std::fill_n(flat.as<float>(), flat.n_elements(), value);
   }
-  /// All gradients of parameters, those of a tied embedding in two halves.
-  void fill_gradients(float value) {
-    fill(state_.flat_gradients(0), value);
-    const Range head = state_.gradient_layout().tied_head;
-    float* const gradients = state_.flat_gradients(0).as<float>();
-    if (head.empty()) return;
-    std::fill(gradients + head.begin, gradients + head.end, value / 2);
-    std::fill_n(gradients + state_.layout().tensor_begin.back(), head.size(), value / 2);
-  }
+  void fill_gradients(float value) { fill(state_.flat_gradients(0), value); }
   std::int64_t n_buckets() const {
-    return static_cast<std::int64_t>(state_.gradient_layout().buckets.size());
+    return static_cast<std::int64_t>(state_.layout().buckets.size());
   }
   void facts(std::int64_t step, int rank, StepFacts facts) {
     optimizer_.step_facts().put(step * dp_ + rank, facts);
@@ -185,13 +177,15 @@ TEST_CASE("step_scale: closed forms, and what makes every rank skip") {
   CHECK(step_scale(0.0, 10, 1, 0.5).grad_scale == 0.2);
 }
 
-TEST_CASE("a tied embedding counts once in the norm, with both of its uses") {
+TEST_CASE("a tied embedding counts once in the norm: its two uses share an accumulator") {
   Options options{.optimizer = plain_optimizer()};
   Shard shard(options);
+  const Gradients head = shard.state().gradients(head_layer(options.model), 0);
+  const Gradients embedding = shard.state().gradients(embedding_layer, 0);
+  CHECK(head[Role::head_weight].data() == embedding[Role::token_embedding].data());
   shard.fill_gradients(0);
-  float* const gradients = shard.state().flat_gradients(0).as<float>();
-  gradients[shard.state().gradient_layout().tied_head.begin + 7] = 1;
-  gradients[shard.state().layout().tensor_begin.back() + 7] = 2;
+  head[Role::head_weight].as<float>()[7] += 1;
+  embedding[Role::token_embedding].as<float>()[7] += 2;
   CHECK(shard.step(0, 1).grad_norm == 3);  // not sqrt(5)
 }
 

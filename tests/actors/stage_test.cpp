@@ -61,7 +61,7 @@ class StageRun {
   }
   /// Holds the gradients of each bucket as it was announced against those of the end.
   void check_announced() const {
-    const auto& buckets = state_.gradient_layout().buckets;
+    const auto& buckets = state_.layout().buckets;
     REQUIRE(ready_keys_.size() == buckets.size());
     for (std::size_t i = 0; i < ready_keys_.size(); ++i) {
       const auto bucket = static_cast<std::size_t>(ready_keys_[i]);
@@ -102,8 +102,7 @@ class StageRun {
   }
   void note_ready(std::int64_t key) {
     ready_keys_.push_back(key);
-    announced_.push_back(
-        bucket_values(state_.gradient_layout().buckets[static_cast<std::size_t>(key)]));
+    announced_.push_back(bucket_values(state_.layout().buckets[static_cast<std::size_t>(key)]));
   }
 
   int n_microbatches_;

@@ -67,7 +67,7 @@ class WholeModel {
     for (std::int64_t i = config.n_layers - 1; i >= 0; --i) {
       backward_block(pass, i, saved[static_cast<std::size_t>(i)], write, dx);
     }
-    decoder.embed_backward(pass, tokens, dx, grads(embedding_layer), write);
+    decoder.embed_backward(pass, tokens, dx, grads(embedding_layer), write, write);
     queue.finish();
     return loss;
   }

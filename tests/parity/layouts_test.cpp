@@ -154,8 +154,14 @@ TEST_CASE("P3: dp of 8 and 16 have the bits of dp 1") {
 TEST_CASE("P3: dp of 3 with 4 microbatches a rank is within 1e-6 of dp 1") {
   for (const NamedModel& named : parity_models()) {
     INFO(named.name);
-    const Outcome one = run_world(parity_settings(named.model, 1, {1}, 12, 5), 1, 20);
-    const Outcome three = run_world(parity_settings(named.model, 3, {1}, 4, 5), 1, 20);
+    const auto run = [&](int dp) {
+      Settings settings = parity_settings(named.model, dp, {1}, 12 / dp, 5);
+      // A usual rate: AdamW's first steps turn a tiny gradient's rounding into a whole step.
+      settings.optimizer.lr.peak = 1e-3;
+      return run_world(settings, 1, 20);
+    };
+    const Outcome one = run(1);
+    const Outcome three = run(3);
     CHECK(relative_distance(three.weights, one.weights) <= 1e-6);
     for (std::size_t step = 0; step < 5; ++step) {
       CHECK(three.losses[step] == Approx(one.losses[step]).epsilon(1e-6));

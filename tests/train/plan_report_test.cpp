@@ -53,7 +53,7 @@ std::vector<Settings> many_settings() {
 
 }  // namespace
 
-TEST_CASE("--plan's bytes of a rank are what its actors hold, to the byte") {
+TEST_CASE("the plan's bytes of a rank are what its actors hold, to the byte") {
   for (const Settings& settings : many_settings()) {
     INFO(plan_text(settings, 1));
     const std::int64_t before = storage_bytes_in_use();
@@ -66,7 +66,7 @@ TEST_CASE("--plan's bytes of a rank are what its actors hold, to the byte") {
   }
 }
 
-TEST_CASE("--plan's messages and bytes of a step are what each rank sends") {
+TEST_CASE("the plan's messages and bytes of a step are what each rank sends") {
   for (Settings settings : many_settings()) {
     settings.validation = {};
     World world(settings, random_run(settings));
@@ -84,7 +84,7 @@ TEST_CASE("--plan's messages and bytes of a step are what each rank sends") {
 TEST_CASE("a reduction sends 2 (D - 1) / D of the gradient, whatever the cut of the buckets") {
   for (const int dp : {1, 2, 3, 4, 8}) {
     Settings settings = parity_settings(parity_llama(), dp, {1}, 1, 1);
-    const std::int64_t n = gradient_layout(settings.model, 4).n_elements;
+    const std::int64_t n = model_layout(settings.model, 4).n_elements;
     for (const std::int64_t bucket_bytes : {4, 9000, 1 << 20}) {
       settings.bucket_bytes = bucket_bytes;
       std::int64_t n_bytes = 0;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "src/base/error.h"
 #include "tensor/ops/cross_entropy.h"
 #include "tests/parity/world.h"
 
@@ -131,6 +132,11 @@ TEST_CASE("validation has no dropout, changes no bit of the training and is the 
   CHECK(dropped.losses[0] != plain.losses[0]);
 }
 
+TEST_CASE("validation that is planned wants a source") {
+  Settings settings = frozen_settings(parity_gpt2(), 1, 3, 1);
+  CHECK_THROWS_AS(World(settings, random_training(settings)), ContractBroken);
+}
+
 TEST_CASE("a stop that one rank asks for ends all ranks after the same step, with its weights") {
   for (const int dp : {1, 2, 4}) {
     for (std::uint64_t seed = 1; seed <= 20; ++seed) {
@@ -154,7 +160,8 @@ TEST_CASE("a stop that one rank asks for ends all ranks after the same step, wit
       REQUIRE(outcome.losses.size() == static_cast<std::size_t>(n_done));
       CHECK(outcome.reports.back().stop);
       // The run that was meant to be as long has these weights.
-      settings.n_steps = settings.validation.n_steps = n_done;
+      settings.n_steps = n_done;
+      settings.validation = {};
       const Outcome straight = World(settings, random_training(settings, seed)).run();
       CHECK_FALSE(straight.stopped[0]);
       REQUIRE(difference(outcome.weights, straight.weights) == "");
