@@ -1,6 +1,7 @@
 #pragma once
 #include <coroutine>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -30,7 +31,7 @@ class Inbox {
       if (takers_[i]->wait_.key() != key) continue;
       Take* const taker = takers_[i];
       takers_.erase(takers_.begin() + static_cast<std::ptrdiff_t>(i));
-      taker->message_.emplace_back(std::move(message));
+      taker->message_.emplace(std::move(message));
       taker->wait_.wake();
       return;
     }
@@ -60,7 +61,7 @@ class Inbox {
       wait_.suspend(coroutine);
     }
     Message await_resume() {
-      if (!message_.empty()) return std::move(message_.front());
+      if (message_) return std::move(*message_);
       return inbox_->extract(wait_.key());
     }
 
@@ -68,7 +69,7 @@ class Inbox {
     friend class Inbox;
     Inbox* inbox_;
     Wait wait_;
-    std::vector<Message> message_;  // none or one; a vector needs no default constructor
+    std::optional<Message> message_;
   };
   /// co_await inbox.take(key): the message with `key`, as soon as it is here.
   Take take(std::int64_t key) { return Take(*this, key); }

@@ -68,6 +68,8 @@ def until(holds, seconds=2.0):
 def run(mpirun, program, fault, folder):
     mark = f"{os.getpid()}-{fault}"
     environment = dict(os.environ, TMPDIR=folder, **{MARK: mark})
+    # A sanitizer's build dies of the signal itself, as any other.
+    environment["ASAN_OPTIONS"] = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0:handle_segv=0"
     command = [mpirun, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(N_RANKS),
                program, fault, str(STALL_SECONDS)]
     before = unused_shared_memory()
