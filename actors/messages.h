@@ -32,13 +32,15 @@ struct StepFacts {
 
 /// The weights of a step are in place.
 struct ParametersUpdated {
-  bool stop = false;  ///< do not begin this step: a stop was agreed on
+  bool stop = false;      ///< do not begin this step: a stop was agreed on
+  double loss_scale = 1;  ///< of this step: backward starts from it, times the plan's 2^-k
 };
 
 /// What the optimizer says of a step, the same on every rank.
 struct StepReport {
   double grad_norm = 0;
   double lr = 0;
+  double loss_scale = 1;
   std::int64_t n_valid = 0;
   std::int64_t n_updates = 0;  ///< AdamW's t after this step
   bool skipped = false;        ///< no valid token, or a gradient that is not finite

@@ -20,6 +20,11 @@ std::int64_t bucket_elements(std::int64_t bucket_bytes) {
 
 }  // namespace
 
+std::int64_t copy_bytes(const ModelConfig& config, const FlatLayout& layout) {
+  if (config.compute == Dtype::f32) return 0;
+  return layout.n_elements * static_cast<std::int64_t>(size_of(config.compute));
+}
+
 AccumulationPlan accumulation_plan(Accumulation kind, int n_microbatches) {
   if (kind == Accumulation::tree) return {kind, accumulation_tree(n_microbatches)};
   return {kind, std::vector<AccumulationStep>(static_cast<std::size_t>(n_microbatches), {0, 0})};
@@ -40,6 +45,7 @@ ModelState::ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int
       specs_(parameters(config)),
       uses_(parameter_uses(config)),
       values_(f32_bytes(layout_.n_elements)),
+      copy_(copy_bytes(config, layout_)),
       m_(f32_bytes(layout_.n_elements)),
       v_(f32_bytes(layout_.n_elements)) {
   for (int i = 0; i < n_gradient_buffers; ++i) {
@@ -59,11 +65,22 @@ void ModelState::initialize(std::uint64_t seed) {
     llm::initialize(specs_[i], seed, all,
                     part(flat_values(), layout_.tensor_begin[tensor], {all.size()}));
   }
+  if (config_.compute == Dtype::f32) return;
+  Queue queue;
+  convert(queue, flat_values(), flat_copy());
+  queue.finish();
 }
 
 Values ModelState::values(std::int64_t layer) const {
   std::vector<View> views;
-  for (std::size_t i = 0; i < specs_.size(); ++i) views.push_back(parameter(i));
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    const std::size_t tensor = specs_.size() - 1 - i;
+    const bool is_copied =
+        config_.compute != Dtype::f32 && specs_[i].decay != DecayGroup::vector;
+    views.push_back(is_copied
+                        ? part(flat_copy(), layout_.tensor_begin[tensor], specs_[i].shape)
+                        : parameter(i));
+  }
   return layer_values(uses_, layer, views);
 }
 

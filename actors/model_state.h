@@ -25,7 +25,9 @@ AccumulationPlan accumulation_plan(Accumulation kind, int n_microbatches);
 /// backward completes them. A tied embedding is complete with the embedding's backward.
 FlatLayout model_layout(const ModelConfig& config, std::int64_t bucket_bytes);
 
-/// Weights, gradients and moments of one rank as flat f32 buffers of one layout. The memory passes
+/// Weights, gradients and moments of one rank as flat f32 buffers of one layout, and where the
+/// compute dtype is another, a copy of the weights in it: matrices and embeddings are read from the
+/// copy, rounded once a step, vectors from the f32 weights. The memory passes
 /// between actors by messages: weights and gradients are the stage's until grads_ready, the
 /// reducer's until reduced, the optimizer's until parameters_updated.
 class ModelState {
@@ -43,6 +45,7 @@ class ModelState {
   /// Starting values, a function of the seed and the tensors' names alone.
   void initialize(std::uint64_t seed);
 
+  /// What a layer's ops read.
   Values values(std::int64_t layer) const;
   /// Where a microbatch's backward writes: gradient buffer `buffer`. A tied embedding's two uses
   /// are one accumulator: the head's backward writes it, the embedding's, which comes last, adds to
@@ -50,8 +53,13 @@ class ModelState {
   Gradients gradients(std::int64_t layer, int buffer) const;
   /// Enqueues the additions of the summation tree that follow a microbatch's gradients of `layer`.
   void accumulate(Queue& queue, std::int64_t layer, const AccumulationStep& step) const;
+  /// The f32 weights of a parameter.
   View parameter(std::size_t spec) const;
   MutView flat_values() const { return flat(values_); }
+  /// The weights in the compute dtype; empty when that is f32.
+  MutView flat_copy() const {
+    return copy_.n_bytes() == 0 ? MutView() : copy_.view(config_.compute, {layout_.n_elements});
+  }
   MutView flat_gradients(int buffer) const {
     return flat(gradients_[static_cast<std::size_t>(buffer)]);
   }
@@ -69,9 +77,13 @@ class ModelState {
   std::vector<ParameterSpec> specs_;
   std::vector<ParameterUse> uses_;
   Storage values_;
+  Storage copy_;
   Storage m_;
   Storage v_;
   std::vector<Storage> gradients_;
 };
+
+/// Bytes of the weights' copy in the compute dtype; 0 when that is f32.
+std::int64_t copy_bytes(const ModelConfig& config, const FlatLayout& layout);
 
 }  // namespace llm

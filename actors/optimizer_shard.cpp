@@ -1,7 +1,10 @@
 #include "actors/optimizer_shard.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 
+#include "src/base/error.h"
 #include "src/rt/event.h"
 #include "tensor/ops/adamw.h"
 
@@ -17,11 +20,12 @@ std::int64_t n_chunks(std::int64_t n_elements) {
 
 }  // namespace
 
-StepScale step_scale(double sum_of_squares, std::int64_t n_valid, int exponent, double clip_norm) {
+StepScale step_scale(double sum_of_squares, std::int64_t n_valid, int exponent,
+                     double clip_norm, double loss_scale) {
   StepScale scale;
   scale.skip = n_valid == 0 || !std::isfinite(sum_of_squares);
   if (n_valid == 0) return scale;
-  const double to_mean = std::ldexp(1.0, exponent) / static_cast<double>(n_valid);
+  const double to_mean = std::ldexp(1.0, exponent) / loss_scale / static_cast<double>(n_valid);
   scale.grad_norm = std::sqrt(sum_of_squares) * to_mean;
   scale.grad_scale = to_mean;
   if (clip_norm > 0 && scale.grad_norm > clip_norm) scale.grad_scale *= clip_norm / scale.grad_norm;
@@ -44,6 +48,19 @@ OptimizerShard::OptimizerShard(Loop& loop, Queue& reductions, Queue& compute, Pl
     total += n_chunks(spec.n_elements());
   }
   chunk_sums_ = Storage(chunk_sum_bytes(state_.config()));
+  if (plan_.config.loss_scale) loss_scale_.scale = plan_.config.loss_scale->initial;
+}
+
+void OptimizerShard::move_loss_scale(std::int64_t step, bool overflowed) {
+  if (!plan_.config.loss_scale) return;
+  if (overflowed && loss_scale_.at_minimum(*plan_.config.loss_scale)) {
+    throw Error(ExitCode::internal,
+                fmt::format("step {}: gradients overflow float16 at the least loss scale {} "
+                            "(optimization.loss_scale_min); lower training.lr, or use "
+                            "optimization.amp_dtype: bfloat16",
+                            step + 1, loss_scale_.scale));
+  }
+  loss_scale_ = loss_scale_.after(*plan_.config.loss_scale, overflowed);
 }
 
 std::int64_t chunk_sum_bytes(const ModelConfig& config) {
@@ -74,8 +91,10 @@ Task<> OptimizerShard::run() {
 
     double sum = 0;
     for (std::int64_t i = 0; i < n_chunk_sums; ++i) sum += chunk_sums[i];
-    const StepScale scale =
-        step_scale(sum, report.n_valid, plan_.loss_scale_exponent, plan_.config.clip_norm);
+    report.loss_scale = loss_scale_.scale;
+    const StepScale scale = step_scale(sum, report.n_valid, plan_.loss_scale_exponent,
+                                       plan_.config.clip_norm, loss_scale_.scale);
+    if (report.n_valid > 0) move_loss_scale(step, scale.skip);
     report.grad_norm = scale.grad_norm;
     report.lr = learning_rate(plan_.config.lr, n_updates_);
     report.skipped = scale.skip;
@@ -92,7 +111,7 @@ Task<> OptimizerShard::run() {
     co_await updated;
     report.n_updates = n_updates_;
     out_.step_report(step, report);
-    const ParametersUpdated next{report.stop};
+    const ParametersUpdated next{report.stop, loss_scale_.scale};
     out_.parameters_updated(step + 1, next);
     if (report.stop) co_return;
   }
@@ -129,7 +148,8 @@ void OptimizerShard::enqueue_update(const AdamwStep& step, const Bucket& bucket)
       return part(flat, piece.flat_begin, {piece.elements.size()});
     };
     adamw(compute_, piece_step, range(state_.flat_gradients(0)), range(state_.flat_values()),
-          range(state_.flat_m()), range(state_.flat_v()));
+          range(state_.flat_m()), range(state_.flat_v()),
+          state_.flat_copy().empty() ? MutView() : range(state_.flat_copy()));
   }
 }
 

@@ -1,10 +1,12 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "actors/messages.h"
 #include "actors/model_state.h"
 #include "schedules/learning_rate.h"
+#include "schedules/loss_scale.h"
 #include "src/rt/inbox.h"
 #include "src/rt/port.h"
 #include "src/rt/task.h"
@@ -21,17 +23,20 @@ struct OptimizerConfig {
   double weight_decay = 0.01;
   bool decay_embeddings = false;  ///< matrices always decay, vectors never
   double clip_norm = 1.0;         ///< 0: no clipping
+  /// Set under f16: the loss scale moves, and an overflow at its minimum ends the run.
+  std::optional<LossScaleConfig> loss_scale;
 };
 
 /// What turns a step's summed gradient into its update; a pure function of what all ranks know.
-///   sum_of_squares  of the summed gradient as backward left it (each token's loss scaled by
-///   2^-exponent) n_valid         valid tokens of the global batch
+///   sum_of_squares  of the summed gradient as backward left it, each token's loss times
+///                   loss_scale * 2^-exponent n_valid         valid tokens of the global batch
 struct StepScale {
   double grad_norm = 0;   ///< of the mean gradient, before clipping
   double grad_scale = 0;  ///< times the summed gradient is the clipped mean gradient
   bool skip = false;      ///< no valid token, or a norm that is not finite
 };
-StepScale step_scale(double sum_of_squares, std::int64_t n_valid, int exponent, double clip_norm);
+StepScale step_scale(double sum_of_squares, std::int64_t n_valid, int exponent,
+                     double clip_norm, double loss_scale = 1);
 
 /// Updates weights and moments from reduced gradients: one global norm, one clip, one AdamW step.
 ///
@@ -63,6 +68,8 @@ class OptimizerShard {
   Task<> run();
 
  private:
+  /// Moves the loss scale after a step; throws Error where it has nowhere to go.
+  void move_loss_scale(std::int64_t step, bool overflowed);
   void enqueue_squares(const Bucket& bucket);
   void enqueue_update(const AdamwStep& step, const Bucket& bucket);
   double decay_of(std::int64_t tensor) const;
@@ -78,6 +85,7 @@ class OptimizerShard {
   std::vector<std::int64_t> chunk_begin_;  // by spec: its first chunk in canonical order
   Storage chunk_sums_;                     // f64
   std::int64_t n_updates_ = 0;
+  LossScale loss_scale_;
 };
 
 /// Bytes of the sums of squares of all chunks: for --plan.

@@ -29,7 +29,8 @@ Stage::Stage(Loop& loop, Queue& queue, Plan plan, const Decoder& decoder, ModelS
     values_.push_back(state_.values(layer));
   }
   scratch_ = Arena(scratch_bytes(config, layers, plan_.largest_microbatch, plan_.seq_len));
-  grad_ = Storage(plan_.largest_microbatch * plan_.seq_len * config.hidden_size * 4);
+  grad_ = Storage(plan_.largest_microbatch * plan_.seq_len * config.hidden_size *
+                  static_cast<std::int64_t>(size_of(config.compute)));
 }
 
 Task<> Stage::run() {
@@ -37,6 +38,7 @@ Task<> Stage::run() {
   for (std::int64_t step = plan_.first_step; step < plan_.n_steps; ++step) {
     const ParametersUpdated before = co_await parameters_updated_.take(step);
     if (before.stop) co_return;
+    loss_scale_ = plan_.loss_scale * static_cast<float>(before.loss_scale);
     co_await run_step(step);
     if (!plan_.validation.due_after(step)) continue;
     const ParametersUpdated after = co_await parameters_updated_.take(step + 1);
@@ -144,11 +146,11 @@ void Stage::enqueue_backward(std::int64_t step, int m, InFlight& flight) {
   const AccumulationStep& accumulation = plan_.accumulation.steps[static_cast<std::size_t>(m)];
   const bool adds = plan_.accumulation.kind == Accumulation::sequential && m > 0;
   const Write write = adds ? Write::add : Write::set;
-  const MutView grad = grad_.view(Dtype::f32, {p.n_tokens(), config.hidden_size});
+  const MutView grad = grad_.view(config.compute, {p.n_tokens(), config.hidden_size});
 
   const std::int64_t head = head_layer(config);
   decoder_.head_forward_backward(p, values_.back(), flight.output, flight.microbatch.labels,
-                                 plan_.loss_scale, state_.gradients(head, accumulation.buffer),
+                                 loss_scale_, state_.gradients(head, accumulation.buffer),
                                  write, grad, flight.loss);
   finish_layer(step, m, head);
   for (std::int64_t layer = config.n_layers - 1; layer >= 0; --layer) {
@@ -178,7 +180,7 @@ void Stage::finish_layer(std::int64_t step, int m, std::int64_t layer) {
 void Stage::enqueue_validation(const Microbatch& microbatch, LossSum& loss) {
   const Pass p = pass(microbatch, 0, false);
   const ModelConfig& config = decoder_.config();
-  const MutView x = grad_.view(Dtype::f32, {p.n_tokens(), config.hidden_size});
+  const MutView x = grad_.view(config.compute, {p.n_tokens(), config.hidden_size});
   decoder_.embed(p, values_[0], microbatch.tokens, x);
   for (std::int64_t layer = 0; layer < config.n_layers; ++layer) {
     decoder_.block(p, layer, values_[static_cast<std::size_t>(layer + 1)], x);

@@ -30,11 +30,11 @@ struct Block {
     return {values[Role::norm2_weight], values[Role::norm2_bias], saved.mean2, saved.rstd2};
   }
   MutView take_hidden(Arena& arena) const {
-    return arena.take(Dtype::f32, {n(), config.hidden_size});
+    return arena.take(config.compute, {n(), config.hidden_size});
   }
-  MutView take_qkv(Arena& arena) const { return arena.take(Dtype::f32, {n(), config.qkv_width()}); }
+  MutView take_qkv(Arena& arena) const { return arena.take(config.compute, {n(), config.qkv_width()}); }
   MutView take_intermediate(Arena& arena) const {
-    return arena.take(Dtype::f32, {n(), config.intermediate_size});
+    return arena.take(config.compute, {n(), config.intermediate_size});
   }
   MutView take_gate(Arena& arena) const {
     return config.gated ? take_intermediate(arena) : MutView();

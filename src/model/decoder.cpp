@@ -16,8 +16,8 @@ namespace {
 Storage sinusoid_table(const ModelConfig& config) {
   constexpr double amplitude = 0.02 * 1.4142135623730951;
   const std::int64_t c = config.hidden_size;
-  Storage storage(config.max_seq_len * c * 4);
-  auto* table = storage.view(Dtype::f32, {config.max_seq_len, c}).as<float>();
+  const Storage sines(config.max_seq_len * c * 4);
+  auto* table = sines.view(Dtype::f32, {config.max_seq_len, c}).as<float>();
   for (std::int64_t t = 0; t < config.max_seq_len; ++t) {
     for (std::int64_t i = 0; i < c; ++i) {
       const double exponent = static_cast<double>(i / 2 * 2) / static_cast<double>(c);
@@ -26,6 +26,11 @@ Storage sinusoid_table(const ModelConfig& config) {
       table[t * c + i] = static_cast<float>(amplitude * wave);
     }
   }
+  const Shape shape{config.max_seq_len, c};
+  Storage storage(position_table_bytes(config));
+  Queue queue;
+  convert(queue, sines.view(Dtype::f32, shape), storage.view(config.compute, shape));
+  queue.finish();
   return storage;
 }
 
@@ -67,7 +72,7 @@ void Decoder::embed(const Pass& pass, const Values& values, View tokens, MutView
                  "a sequence fits the position table");
   View positions = values[Role::position_embedding];
   if (config_.positions == Positions::sinusoidal) {
-    positions = sinusoids_.view(Dtype::f32, {config_.max_seq_len, config_.hidden_size});
+    positions = sinusoids_.view(config_.compute, {config_.max_seq_len, config_.hidden_size});
   }
   embedding_forward(pass.queue, tokens, values[Role::token_embedding], positions, pass.seq_len, y);
   const Dropout dropout = dropout_at(config_, pass, embedding_layer, DropoutSite::embedding);
@@ -76,7 +81,7 @@ void Decoder::embed(const Pass& pass, const Values& values, View tokens, MutView
 
 MutView Decoder::embed_forward(const Pass& pass, const Values& values, View tokens,
                                Arena& saved) const {
-  const MutView y = saved.take(Dtype::f32, {pass.n_tokens(), config_.hidden_size});
+  const MutView y = saved.take(config_.compute, {pass.n_tokens(), config_.hidden_size});
   embed(pass, values, tokens, y);
   return y;
 }
@@ -100,19 +105,23 @@ void Decoder::head_forward_backward(const Pass& pass, const Values& values, View
   const std::int64_t c = config_.hidden_size;
   const ArenaScope scope(pass.scratch);
   const NormPart norm = final_norm(config_, values, pass.scratch, n);
-  const MutView normed = pass.scratch.take(Dtype::f32, {n, c});
-  const MutView dnormed = pass.scratch.take(Dtype::f32, {n, c});
+  const MutView normed = pass.scratch.take(config_.compute, {n, c});
+  const MutView dnormed = pass.scratch.take(config_.compute, {n, c});
   const MutView losses = pass.scratch.take(Dtype::f32, {n});
   const std::int64_t chunk = std::min(n, head_chunk_rows(config_));
-  const MutView logits = pass.scratch.take(Dtype::f32, {chunk, config_.vocab_size});
+  const Shape chunk_shape{chunk, config_.vocab_size};
+  const MutView logits = pass.scratch.take(Dtype::f32, chunk_shape);
+  const bool in_place = config_.compute == Dtype::f32;
+  const MutView all_dlogits = in_place ? logits : pass.scratch.take(config_.compute, chunk_shape);
 
   norm_forward(config_, queue, norm, x, normed);
   for (std::int64_t row = 0; row < n; row += chunk) {
     const std::int64_t n_rows = std::min(chunk, n - row);
-    const MutView dlogits = rows_of(logits, 0, n_rows);
+    const MutView dlogits = rows_of(all_dlogits, 0, n_rows);
     linear_forward(queue, rows_of(normed, row, n_rows), values[Role::head_weight],
-                   values[Role::head_bias], dlogits);
-    cross_entropy_forward_backward(queue, part(labels, row, {n_rows}), scale, dlogits,
+                   values[Role::head_bias], rows_of(logits, 0, n_rows));
+    cross_entropy_forward_backward(queue, part(labels, row, {n_rows}), scale,
+                                   rows_of(logits, 0, n_rows), dlogits,
                                    part(losses, row, {n_rows}));
     linear_backward_input(queue, dlogits, values[Role::head_weight], Write::set,
                           rows_of(dnormed, row, n_rows));
@@ -132,7 +141,7 @@ void Decoder::head_loss(const Pass& pass, const Values& values, View x, View lab
   const std::int64_t n = pass.n_tokens();
   const ArenaScope scope(pass.scratch);
   const NormPart norm = final_norm(config_, values, pass.scratch, n);
-  const MutView normed = pass.scratch.take(Dtype::f32, {n, config_.hidden_size});
+  const MutView normed = pass.scratch.take(config_.compute, {n, config_.hidden_size});
   const MutView losses = pass.scratch.take(Dtype::f32, {n});
   const std::int64_t chunk = std::min(n, head_chunk_rows(config_));
   const MutView logits = pass.scratch.take(Dtype::f32, {chunk, config_.vocab_size});
@@ -153,9 +162,15 @@ void Decoder::head_logits(const Pass& pass, const Values& values, View x, MutVie
   CHECK_CONTRACT(n <= pass.n_tokens(), "logits are asked for rows of this pass");
   const ArenaScope scope(pass.scratch);
   const NormPart norm = final_norm(config_, values, pass.scratch, n);
-  const MutView normed = pass.scratch.take(Dtype::f32, {n, config_.hidden_size});
+  const MutView normed = pass.scratch.take(config_.compute, {n, config_.hidden_size});
   norm_forward(config_, pass.queue, norm, x, normed);
   linear_forward(pass.queue, normed, values[Role::head_weight], values[Role::head_bias], logits);
+}
+
+std::int64_t position_table_bytes(const ModelConfig& config) {
+  if (config.positions != Positions::sinusoidal) return 0;
+  return config.max_seq_len * config.hidden_size *
+         static_cast<std::int64_t>(size_of(config.compute));
 }
 
 std::int64_t head_chunk_rows(const ModelConfig& config) {

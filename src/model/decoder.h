@@ -62,7 +62,8 @@ struct LossSum {
 /// and arenas may be reused at once by later work of the same queue.
 ///   values   the layer's parameters, see layer_values
 ///   grads    where the layer's gradients go: `write` says set or add
-/// All tensors are f32, tokens and labels i32.
+/// Activations and their gradients have config.compute, as do the matrices and embeddings among the
+/// values; everything else is f32, tokens and labels i32.
 class Decoder {
  public:
   /// Throws ConfigError as check(config) does.
@@ -117,6 +118,9 @@ class Decoder {
   ModelConfig config_;
   Storage sinusoids_;  // (max_seq_len, C), only where positions are sinusoidal
 };
+
+/// Bytes of the fixed position table that a Decoder holds; 0 where there is none.
+std::int64_t position_table_bytes(const ModelConfig& config);
 
 /// Rows of logits that exist at a time: 2^25 elements' worth, in multiples of 64; a function of the
 /// vocabulary alone, so that the cut of the head's products never depends on the layout.

@@ -13,9 +13,10 @@ struct Sizes {
 
   std::int64_t n() const { return batch * seq_len; }
   std::int64_t floats(Shape shape) const { return Arena::bytes_for(Dtype::f32, shape); }
-  std::int64_t hidden() const { return floats({n(), config.hidden_size}); }
-  std::int64_t qkv() const { return floats({n(), config.qkv_width()}); }
-  std::int64_t intermediate() const { return floats({n(), config.intermediate_size}); }
+  std::int64_t values(Shape shape) const { return Arena::bytes_for(config.compute, shape); }
+  std::int64_t hidden() const { return values({n(), config.hidden_size}); }
+  std::int64_t qkv() const { return values({n(), config.qkv_width()}); }
+  std::int64_t intermediate() const { return values({n(), config.intermediate_size}); }
   std::int64_t gate() const { return config.gated ? intermediate() : 0; }
   std::int64_t statistics() const {
     return (config.norm == Norm::layer_norm ? 2 : 1) * floats({n()});
@@ -24,8 +25,10 @@ struct Sizes {
     return statistics() + qkv() + hidden() + floats({batch, config.n_heads, seq_len});
   }
   std::int64_t mlp_saved() const { return statistics() + gate() + intermediate(); }
+  /// Of one chunk, with a second set in the compute dtype where that is not their own.
   std::int64_t logits() const {
-    return floats({std::min(n(), head_chunk_rows(config)), config.vocab_size});
+    const Shape shape{std::min(n(), head_chunk_rows(config)), config.vocab_size};
+    return floats(shape) + (config.compute == Dtype::f32 ? 0 : values(shape));
   }
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 
+#include "tensor/dtype.h"
 #include "tensor/ops/activation.h"
 
 namespace llm {
@@ -35,6 +36,9 @@ struct ModelConfig {
   bool mlp_bias = true;
   bool lm_head_bias = false;
   bool tie_embeddings = true;  ///< the head's matrix is the token embedding
+  /// Of activations, their gradients, and the matrices and embeddings that products read: f32, bf16
+  /// or f16. Vectors, statistics, logits, losses and gradients of parameters are f32 in any case.
+  Dtype compute = Dtype::f32;
 
   std::int64_t head_dim() const { return hidden_size / n_heads; }
   std::int64_t qkv_width() const { return (n_heads + 2 * n_kv_heads) * head_dim(); }

@@ -34,7 +34,8 @@ std::string generate(const Decoder& decoder, const AllValues& values, const Toke
 
   Queue queue;
   Arena scratch(scratch_bytes(config, all_layers(config), 1, window));
-  const Storage hidden(window * config.hidden_size * 4);
+  const Storage hidden(window * config.hidden_size *
+                       static_cast<std::int64_t>(size_of(config.compute)));
   const Storage logits(config.vocab_size * 4);
   const MutView row = logits.view(Dtype::f32, {1, config.vocab_size});
   const std::uint64_t key = mix_key(options.seed, "generate");
@@ -43,7 +44,7 @@ std::string generate(const Decoder& decoder, const AllValues& values, const Toke
     const View tokens(ids.data() + (static_cast<std::int64_t>(ids.size()) - n), {n});
     const Pass pass{
         .queue = queue, .scratch = scratch, .batch = 1, .seq_len = n, .training = false};
-    const MutView x = hidden.view(Dtype::f32, {n, config.hidden_size});
+    const MutView x = hidden.view(config.compute, {n, config.hidden_size});
     decoder.embed(pass, values.front(), tokens, x);
     for (std::int64_t layer = 0; layer < config.n_layers; ++layer) {
       decoder.block(pass, layer, values[static_cast<std::size_t>(layer + 1)], x);

@@ -79,6 +79,9 @@ std::vector<LedgerEntry> memory_ledger(const Settings& s) {
 
   std::vector<LedgerEntry> ledger;
   ledger.push_back({"parameters (f32)", flat_bytes});
+  if (const std::int64_t copy = copy_bytes(s.model, layout); copy > 0) {
+    ledger.push_back({fmt::format("parameters ({})", name_of(s.model.compute)), copy});
+  }
   ledger.push_back({fmt::format("gradients, {} buffer{} of the accumulation {}", n_buffers,
                                 n_buffers == 1 ? "" : "s",
                                 s.accumulation == Accumulation::tree ? "tree" : "in sequence"),
@@ -88,7 +91,8 @@ std::vector<LedgerEntry> memory_ledger(const Settings& s) {
   ledger.push_back({fmt::format("activations, {} microbatch{} in flight", n_in_flight,
                                 n_in_flight == 1 ? "" : "es"),
                     n_in_flight * saved_bytes(s.model, layers, largest, s.seq_len)});
-  ledger.push_back({"gradient of activations", n_tokens * s.model.hidden_size * 4});
+  ledger.push_back({"gradient of activations", n_tokens * s.model.hidden_size *
+                        static_cast<std::int64_t>(size_of(s.model.compute))});
   ledger.push_back({"scratch of one layer", scratch_bytes(s.model, layers, largest, s.seq_len)});
   std::int64_t receives = 0;
   for (int lane = 0; lane < s.n_reducer_lanes; ++lane) {
@@ -96,8 +100,8 @@ std::vector<LedgerEntry> memory_ledger(const Settings& s) {
   }
   ledger.push_back({"receives of the gradient reducers", receives});
   ledger.push_back({"sums of squares", chunk_sum_bytes(s.model)});
-  if (s.model.positions == Positions::sinusoidal) {
-    ledger.push_back({"table of positions", s.model.max_seq_len * s.model.hidden_size * 4});
+  if (const std::int64_t table = position_table_bytes(s.model); table > 0) {
+    ledger.push_back({"table of positions", table});
   }
   std::int64_t samples = 2 * rank_samples;
   if (s.validation.n_samples > 0) samples += 2 * s.validation.microbatch_samples;

@@ -98,6 +98,7 @@ void Progress::step_done(const StepMetrics& metrics) {
     json["grad_norm"] = fmt::format("{}", metrics.report.grad_norm);
   }
   json["lr"] = metrics.report.lr;
+  if (settings_.optimizer.loss_scale) json["loss_scale"] = metrics.report.loss_scale;
   json["n_valid_tokens"] = metrics.report.n_valid;
   json["n_samples"] = (metrics.step + 1) * settings_.partition.global_batch();
   json["skipped"] = metrics.report.skipped;

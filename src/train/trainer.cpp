@@ -171,7 +171,8 @@ void Trainer::trace_compute(Trace& trace) {
 }
 
 void Trainer::start() {
-  const ParametersUpdated initial;
+  ParametersUpdated initial;
+  if (settings_.optimizer.loss_scale) initial.loss_scale = settings_.optimizer.loss_scale->initial;
   stage_->parameters_updated().put(0, initial);
   data_feed_->parameters_updated().put(0, initial);
   loop_.spawn("data_feed", data_feed_->run());
