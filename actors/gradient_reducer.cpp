@@ -7,8 +7,9 @@
 namespace llm {
 namespace {
 
-CollectiveShape shape_of(const Bucket& bucket, int rank, int n_ranks) {
-  return {rank, n_ranks, even_cuts(bucket.flat.size(), n_ranks, FlatLayout::alignment_elements)};
+CollectiveShape shape_of(const Bucket& bucket, GroupPlace place) {
+  return {place.rank, place.n_ranks,
+          even_cuts(bucket.flat.size(), place.n_ranks, FlatLayout::alignment_elements)};
 }
 
 }  // namespace
@@ -26,7 +27,7 @@ GradientReducer::GradientReducer(Loop& loop, Queue& queue, Plan plan, Group& gro
   std::int64_t scratch_elements = 0;
   for (std::int64_t b = plan.lane; b < n_buckets_; b += plan.n_lanes) {
     const Bucket& bucket = buckets[static_cast<std::size_t>(b)];
-    const CollectiveShape shape = shape_of(bucket, group.index, group.size());
+    const CollectiveShape shape = shape_of(bucket, {group.index, group.size()});
     sums_.push_back({b, part(flat_gradients, bucket.flat.begin, {bucket.flat.size()}),
                      reduce_scatter_plan(form, shape), all_gather_plan(form, shape)});
     scratch_elements = std::max(scratch_elements, sums_.back().scatter.scratch_elements);
@@ -49,13 +50,14 @@ Task<> GradientReducer::run() {
   }
 }
 
-std::int64_t reducer_scratch_bytes(const std::vector<Bucket>& buckets, int n_ranks, int n_lanes,
-                                   int lane) {
+std::int64_t reducer_scratch_bytes(const std::vector<Bucket>& buckets, GroupPlace place,
+                                   int n_lanes, int lane) {
   std::int64_t elements = 0;
   for (std::size_t b = static_cast<std::size_t>(lane); b < buckets.size();
        b += static_cast<std::size_t>(n_lanes)) {
-    const CollectiveShape shape = shape_of(buckets[b], 0, n_ranks);
-    elements = std::max(elements, reduce_scatter_plan(best_form(n_ranks), shape).scratch_elements);
+    const CollectiveShape shape = shape_of(buckets[b], place);
+    elements =
+        std::max(elements, reduce_scatter_plan(best_form(place.n_ranks), shape).scratch_elements);
   }
   return elements * 4;
 }

@@ -60,8 +60,14 @@ class GradientReducer {
   Storage scratch_;
 };
 
-/// Bytes of a reducer's scratch for `buckets` over a group of `n_ranks`: for --plan.
-std::int64_t reducer_scratch_bytes(const std::vector<Bucket>& buckets, int n_ranks, int n_lanes,
-                                   int lane);
+/// A rank's place in its group.
+struct GroupPlace {
+  int rank;
+  int n_ranks;
+};
+
+/// Bytes of the scratch of one lane's reducer for `buckets`: for --plan.
+std::int64_t reducer_scratch_bytes(const std::vector<Bucket>& buckets, GroupPlace place,
+                                   int n_lanes, int lane);
 
 }  // namespace llm

@@ -1,10 +1,15 @@
 #include "tensor/queue.h"
 
+#include <sched.h>
+
 #include <chrono>
 #include <utility>
 
 namespace llm {
 namespace {
+
+// How long the loop polls at full speed for the other threads' last tiles of an op.
+constexpr std::int64_t spin_ns = 20'000;
 
 std::int64_t now_ns() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
@@ -35,6 +40,10 @@ bool Queue::run_tile() {
     run(0);
     return true;
   }
+  if (pool_ != nullptr && pool_->n_threads() > 1 && op.n_tiles > 1) {
+    run_shared_tile(op);
+    return true;
+  }
   const std::int64_t begin_ns = observer_ ? now_ns() : 0;
   op.run(op.next_tile);
   if (observer_) observer_(op.name, begin_ns, now_ns());
@@ -42,9 +51,34 @@ bool Queue::run_tile() {
   return true;
 }
 
+void Queue::run_shared_tile(const Op& op) {
+  if (!is_shared_) {
+    is_shared_ = true;
+    shared_begin_ns_ = now_ns();
+    pool_->begin(op.n_tiles, op.run);
+  }
+  if (pool_->run_tile()) {
+    last_tile_ns_ = now_ns();
+  } else if (!pool_->done() && now_ns() - last_tile_ns_ > spin_ns) {
+    // Other threads of this rank or other ranks may need this core to get done.
+    sched_yield();
+  }
+  if (!pool_->done()) return;
+  if (observer_) observer_(op.name, shared_begin_ns_, now_ns());
+  is_shared_ = false;
+  ops_.pop_front();
+  pool_->rethrow();
+}
+
 void Queue::finish() {
   while (run_tile()) {
   }
+}
+
+void Queue::drop() {
+  if (is_shared_) pool_->cancel();
+  is_shared_ = false;
+  ops_.clear();
 }
 
 }  // namespace llm

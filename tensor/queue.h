@@ -3,6 +3,7 @@
 #include <deque>
 #include <functional>
 
+#include "tensor/thread_pool.h"
 #include "tensor/view.h"
 
 namespace llm {
@@ -10,13 +11,20 @@ namespace llm {
 /// Work in order, one queue a stream of it (a CUDA stream on a device). An op called with a queue
 /// puts its tiles at the end and returns at once; the views it was given must stay valid until the
 /// queue has passed it. On the CPU the loop runs one tile a turn on its own thread, so that
-/// messages move between tiles; tests call finish().
+/// messages move between tiles; tests call finish(). With a pool, its threads run tiles of the op
+/// at the queue's head beside the loop's: still one op at a time, in order, with the same bits.
 class Queue {
  public:
-  /// Called when a tile ran: the op's name and the seconds it took. For traces.
+  /// Called on the loop's thread when a tile ran, or all tiles of an op that a pool shares: the
+  /// op's name, when it began and when it was done. For traces.
   using Observer = std::function<void(const char* op, std::int64_t begin_ns, std::int64_t end_ns)>;
 
-  explicit Queue(Device device = Device::cpu) : device_(device) {}
+  /// `pool` (not owned, this queue's alone) may be nullptr.
+  explicit Queue(Device device = Device::cpu, ThreadPool* pool = nullptr)
+      : device_(device), pool_(pool) {}
+  ~Queue() { drop(); }
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
   Device device() const { return device_; }
 
   /// Puts tiles 0 .. n_tiles-1 of `op` at the end. A tile reads nothing that another tile of the
@@ -28,10 +36,14 @@ class Queue {
   /// Calls `done` on the loop's thread once everything put in before has run.
   void notify(std::function<void()> done);
 
-  /// Runs the next tile; false when there is none. An exception of the tile leaves through here.
+  /// Runs the next tile; false when the queue is empty. Where the pool's other threads run an op's
+  /// last tiles there is none to run: then true at once, after giving the core away if that is so
+  /// for longer. An exception of a tile leaves through here, once no tile of its op runs.
   bool run_tile();
   /// Runs everything that is in the queue.
   void finish();
+  /// Forgets what is in the queue, and waits for tiles that other threads run.
+  void drop();
   bool empty() const { return ops_.empty(); }
   void observe(Observer observer) { observer_ = std::move(observer); }
 
@@ -42,9 +54,16 @@ class Queue {
     std::int64_t n_tiles;
     std::function<void(std::int64_t)> run;
   };
+  void run_shared_tile(const Op& op);
+
   Device device_;
+  ThreadPool* pool_;
   std::deque<Op> ops_;
   Observer observer_;
+  // Of the op at the head, where the pool shares it.
+  bool is_shared_ = false;
+  std::int64_t shared_begin_ns_ = 0;
+  std::int64_t last_tile_ns_ = 0;  ///< end of the last tile on the loop's thread
 };
 
 }  // namespace llm

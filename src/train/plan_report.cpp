@@ -66,7 +66,7 @@ std::string batch_text(const Settings& s) {
 
 }  // namespace
 
-std::vector<LedgerEntry> memory_ledger(const Settings& s) {
+std::vector<LedgerEntry> memory_ledger(const Settings& s, int rank) {
   const FlatLayout layout = model_layout(s.model, s.bucket_bytes);
   const std::int64_t flat_bytes = layout.n_elements * 4;
   const AccumulationPlan accumulation =
@@ -96,7 +96,7 @@ std::vector<LedgerEntry> memory_ledger(const Settings& s) {
   ledger.push_back({"scratch of one layer", scratch_bytes(s.model, layers, largest, s.seq_len)});
   std::int64_t receives = 0;
   for (int lane = 0; lane < s.n_reducer_lanes; ++lane) {
-    receives += reducer_scratch_bytes(layout.buckets, s.grid.dp, s.n_reducer_lanes, lane);
+    receives += reducer_scratch_bytes(layout.buckets, {rank, s.grid.dp}, s.n_reducer_lanes, lane);
   }
   ledger.push_back({"receives of the gradient reducers", receives});
   ledger.push_back({"sums of squares", chunk_sum_bytes(s.model)});
@@ -146,7 +146,7 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node) {
 
   std::int64_t total = 0;
   text += "bytes per rank\n";
-  for (const LedgerEntry& entry : memory_ledger(s)) {
+  for (const LedgerEntry& entry : memory_ledger(s, s.grid.dp - 1)) {
     text += fmt::format("  {:<48} {:>16}\n", entry.what, mib(entry.n_bytes));
     total += entry.n_bytes;
   }

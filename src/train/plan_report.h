@@ -13,10 +13,11 @@ struct LedgerEntry {
   std::int64_t n_bytes;
 };
 
-/// Everything a rank allocates for a run, exactly as it will be: parameters, the accumulation
+/// Everything `rank` allocates for a run, exactly as it will be: parameters, the accumulation
 /// tree's gradient buffers, moments, activations, scratch, receives, samples. The libraries' own
-/// memory and the program itself are not in it.
-std::vector<LedgerEntry> memory_ledger(const Settings& settings);
+/// memory and the program itself are not in it. Ranks differ by what they receive at a time, and
+/// the last one receives most.
+std::vector<LedgerEntry> memory_ledger(const Settings& settings, int rank);
 
 /// What one data-parallel rank sends in a step.
 struct StepTraffic {

@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   std::int64_t planned = 0;
-  for (const LedgerEntry& entry : memory_ledger(settings)) planned += entry.n_bytes;
+  for (const LedgerEntry& entry : memory_ledger(settings, 0)) planned += entry.n_bytes;
   fmt::print(
       "{{\"engine\": \"llm-train\", \"model\": \"{}\", \"B\": {}, \"T\": {}, \"ms\": {:.1f}, "
       "\"min_ms\": {:.1f}, \"tok_s\": {:.1f}, \"gflops\": {:.1f}, \"rss_MiB\": {}, "

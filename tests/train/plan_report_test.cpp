@@ -11,9 +11,15 @@ using namespace llm;
 
 namespace {
 
-std::int64_t planned_bytes(const Settings& settings) {
+std::int64_t planned_bytes(const Settings& settings, int rank) {
   std::int64_t total = 0;
-  for (const LedgerEntry& entry : memory_ledger(settings)) total += entry.n_bytes;
+  for (const LedgerEntry& entry : memory_ledger(settings, rank)) total += entry.n_bytes;
+  return total;
+}
+
+std::int64_t planned_bytes_of_all(const Settings& settings) {
+  std::int64_t total = 0;
+  for (int rank = 0; rank < settings.grid.dp; ++rank) total += planned_bytes(settings, rank);
   return total;
 }
 
@@ -60,9 +66,17 @@ TEST_CASE("the plan's bytes of a rank are what its actors hold, to the byte") {
     {
       World world(settings, random_run(settings));
       world.run();
-      CHECK(storage_bytes_in_use() - before == settings.grid.dp * planned_bytes(settings));
+      CHECK(storage_bytes_in_use() - before == planned_bytes_of_all(settings));
     }
     CHECK(storage_bytes_in_use() == before);
+  }
+}
+
+TEST_CASE("no rank holds more than the last, whose bytes the plan's text shows") {
+  for (const Settings& settings : many_settings()) {
+    for (int rank = 0; rank < settings.grid.dp; ++rank) {
+      CHECK(planned_bytes(settings, rank) <= planned_bytes(settings, settings.grid.dp - 1));
+    }
   }
 }
 
@@ -99,7 +113,8 @@ TEST_CASE("the plan's text has the grid, the batch, the buckets and the sum of t
   const std::string text = plan_text(settings, 2);
   for (const char* const part :
        {"[dp 4][pp 1][tp 1]: 4 ranks on 2 nodes of 2",
-        "global 64 samples = 3 of microbatches of 3,3,2 x 2 accumulation steps x dp 4; 512 tokens",
+        "global 64 samples = (3 + 3 + 2) x 2 accumulation steps x dp 4; 6 microbatches a rank, "
+        "512 ",
         "F0 B0 F1 B1 F2 B2", "steps    7", "AdamW moments", "messages per step", "rank 3"}) {
     INFO(part);
     CHECK(text.find(part) != std::string::npos);
