@@ -75,11 +75,9 @@ Values ModelState::values(std::int64_t layer) const {
   std::vector<View> views;
   for (std::size_t i = 0; i < specs_.size(); ++i) {
     const std::size_t tensor = specs_.size() - 1 - i;
-    const bool is_copied =
-        config_.compute != Dtype::f32 && specs_[i].decay != DecayGroup::vector;
-    views.push_back(is_copied
-                        ? part(flat_copy(), layout_.tensor_begin[tensor], specs_[i].shape)
-                        : parameter(i));
+    const bool is_copied = config_.compute != Dtype::f32 && specs_[i].decay != DecayGroup::vector;
+    views.push_back(is_copied ? part(flat_copy(), layout_.tensor_begin[tensor], specs_[i].shape)
+                              : parameter(i));
   }
   return layer_values(uses_, layer, views);
 }

@@ -20,8 +20,8 @@ std::int64_t n_chunks(std::int64_t n_elements) {
 
 }  // namespace
 
-StepScale step_scale(double sum_of_squares, std::int64_t n_valid, int exponent,
-                     double clip_norm, double loss_scale) {
+StepScale step_scale(double sum_of_squares, std::int64_t n_valid, int exponent, double clip_norm,
+                     double loss_scale) {
   StepScale scale;
   scale.skip = n_valid == 0 || !std::isfinite(sum_of_squares);
   if (n_valid == 0) return scale;

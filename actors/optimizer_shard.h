@@ -35,8 +35,8 @@ struct StepScale {
   double grad_scale = 0;  ///< times the summed gradient is the clipped mean gradient
   bool skip = false;      ///< no valid token, or a norm that is not finite
 };
-StepScale step_scale(double sum_of_squares, std::int64_t n_valid, int exponent,
-                     double clip_norm, double loss_scale = 1);
+StepScale step_scale(double sum_of_squares, std::int64_t n_valid, int exponent, double clip_norm,
+                     double loss_scale = 1);
 
 /// Updates weights and moments from reduced gradients: one global norm, one clip, one AdamW step.
 ///

@@ -150,8 +150,8 @@ void Stage::enqueue_backward(std::int64_t step, int m, InFlight& flight) {
 
   const std::int64_t head = head_layer(config);
   decoder_.head_forward_backward(p, values_.back(), flight.output, flight.microbatch.labels,
-                                 loss_scale_, state_.gradients(head, accumulation.buffer),
-                                 write, grad, flight.loss);
+                                 loss_scale_, state_.gradients(head, accumulation.buffer), write,
+                                 grad, flight.loss);
   finish_layer(step, m, head);
   for (std::int64_t layer = config.n_layers - 1; layer >= 0; --layer) {
     decoder_.block_backward(p, layer, values_[static_cast<std::size_t>(layer + 1)],

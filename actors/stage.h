@@ -89,7 +89,7 @@ class Stage {
   Inbox<Microbatch> validation_;
   Inbox<ParametersUpdated> parameters_updated_;
   std::vector<Values> values_;  // by layer + 1
-  float loss_scale_ = 1;  // of this step: the plan's 2^-k times what the optimizer says
+  float loss_scale_ = 1;        // of this step: the plan's 2^-k times what the optimizer says
   Arena scratch_;
   Storage grad_;  // (n, C): the gradient on its way down, of one microbatch at a time
   std::vector<Arena> free_arenas_;

@@ -117,11 +117,9 @@ std::vector<Field> optimization_fields() {
   Rows<O> rows("optimization", &Config::optimization);
   rows.add("use_amp", &O::use_amp, "Mixed precision by amp_dtype; false computes in float32.");
   rows.add("amp_dtype", &O::amp_dtype,
-           "Precision of matrix products and activations; auto means float32 in this version.")
-      .of({"auto", "float32", "bfloat16", "float16"})
-      .later({std::string("auto"), std::string("float32")},
-             "write amp_dtype: float32, or use_amp: false")
-      .when([](const Config& config) { return config.optimization.use_amp; });
+           "Precision of matrix products and activations; sums, weights, norms and losses stay "
+           "float32. auto is bfloat16 where every rank's CPU multiplies it, float32 elsewhere.")
+      .of({"auto", "float32", "bfloat16", "float16"});
   rows.add("gradient_accumulation_steps", &O::gradient_accumulation_steps,
            "Batches a rank adds up before an optimizer step; null means 1, or what "
            "training.global_batch_size needs.")
@@ -132,21 +130,29 @@ std::vector<Field> optimization_fields() {
       .reads("true", "block")
       .reads("false", "none")
       .later({}, "write gradient_checkpointing: none and a smaller training.batch_size");
-  const std::string no_scale = "only float16 scales the loss; remove the field";
+  const std::string no_scale = "only amp_dtype: float16 scales the loss; remove the field";
+  const auto is_scaled = [](const Config& config) {
+    return config.optimization.use_amp && config.optimization.amp_dtype == "float16";
+  };
+  const auto is_not_scaled = [is_scaled](const Config& config) { return !is_scaled(config); };
   rows.add("loss_scale_init", &O::loss_scale_init, "float16: first loss scale, a power of two.")
       .in({.min = 0, .max = 0x1p100, .min_open = true})
-      .later({}, no_scale);
+      .never_but({}, no_scale)
+      .when(is_not_scaled);
   rows.add("loss_scale_growth_interval", &O::loss_scale_growth_interval,
            "float16: steps without overflow after which the scale doubles.")
       .in(between(1, count_max))
-      .later({}, no_scale);
+      .never_but({}, no_scale)
+      .when(is_not_scaled);
   rows.add("loss_scale_backoff", &O::loss_scale_backoff,
            "float16: factor of the scale after an overflow.")
       .in({.min = 0, .max = 1, .min_open = true, .max_open = true})
-      .later({}, no_scale);
+      .never_but({}, no_scale)
+      .when(is_not_scaled);
   rows.add("loss_scale_min", &O::loss_scale_min, "float16: least loss scale.")
       .in({.min = 0, .max = 0x1p100, .min_open = true})
-      .later({}, no_scale);
+      .never_but({}, no_scale)
+      .when(is_not_scaled);
   rows.guide("use_compile", Kind::boolean, "Graph compiler of the guide's.")
       .never_but({Value{}, false}, "kernels are compiled ahead; write use_compile: false")
       .note("kernels are compiled ahead");

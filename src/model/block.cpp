@@ -32,7 +32,9 @@ struct Block {
   MutView take_hidden(Arena& arena) const {
     return arena.take(config.compute, {n(), config.hidden_size});
   }
-  MutView take_qkv(Arena& arena) const { return arena.take(config.compute, {n(), config.qkv_width()}); }
+  MutView take_qkv(Arena& arena) const {
+    return arena.take(config.compute, {n(), config.qkv_width()});
+  }
   MutView take_intermediate(Arena& arena) const {
     return arena.take(config.compute, {n(), config.intermediate_size});
   }

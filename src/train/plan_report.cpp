@@ -91,8 +91,9 @@ std::vector<LedgerEntry> memory_ledger(const Settings& s, int rank) {
   ledger.push_back({fmt::format("activations, {} microbatch{} in flight", n_in_flight,
                                 n_in_flight == 1 ? "" : "es"),
                     n_in_flight * saved_bytes(s.model, layers, largest, s.seq_len)});
-  ledger.push_back({"gradient of activations", n_tokens * s.model.hidden_size *
-                        static_cast<std::int64_t>(size_of(s.model.compute))});
+  ledger.push_back(
+      {"gradient of activations",
+       n_tokens * s.model.hidden_size * static_cast<std::int64_t>(size_of(s.model.compute))});
   ledger.push_back({"scratch of one layer", scratch_bytes(s.model, layers, largest, s.seq_len)});
   std::int64_t receives = 0;
   for (int lane = 0; lane < s.n_reducer_lanes; ++lane) {

@@ -1,5 +1,6 @@
 #include "src/train/run.h"
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <span>
@@ -20,6 +21,7 @@
 #include "src/train/run_dir.h"
 #include "src/train/settings_from_config.h"
 #include "src/train/trainer.h"
+#include "tensor/ops/matmul.h"
 
 namespace llm {
 namespace {
@@ -50,15 +52,26 @@ struct Start {
   std::string yaml;
 };
 
+/// Whether all ranks' CPUs multiply bf16; every rank then uses the kernels that all of them have.
+bool agree_on_bf16(const MpiSession& session) {
+  const std::vector<std::string> all = session.gather(has_fast_bf16() ? "1" : "0");
+  const bool everyone =
+      std::all_of(all.begin(), all.end(), [](const std::string& one) { return one == "1"; });
+  const bool agreed = session.broadcast(everyone ? "1" : "0") == "1";
+  set_product_kernel(agreed ? ProductKernel::bf16 : ProductKernel::f32_copies);
+  return agreed;
+}
+
 Start begin(const MpiSession& session, const RunRequest& request) {
   Start start;
+  const bool has_bf16 = agree_on_bf16(session);
   const bool is_first = session.rank() == 0;
   if (is_first) {
     start.loaded = load(request);
     check_task(start.loaded, request.task);
     resolve_backend(start.loaded, 0);
     check_launch(start.loaded, session.n_ranks(), request.command);
-    start.settings = settings_from(start.loaded, session.n_ranks());
+    start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16);
     start.run_dir = make_run_dir(start.loaded.config.logging.run_dir);
     start.yaml = to_yaml(start.loaded);
     write_file_atomically(std::filesystem::path(start.run_dir) / "config.yaml", start.yaml);
@@ -67,7 +80,7 @@ Start begin(const MpiSession& session, const RunRequest& request) {
   start.run_dir = session.broadcast(start.run_dir);
   if (!is_first) {
     start.loaded = load_resolved(yaml);
-    start.settings = settings_from(start.loaded, session.n_ranks());
+    start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16);
   }
   return start;
 }
@@ -86,12 +99,13 @@ RunLength length_of(const LoadedConfig& loaded, const Settings& settings, std::i
 
 std::string start_line(const MpiSession& session, const Settings& s) {
   return fmt::format(
-      "{} rank{} ({} a node): {} parameters, global batch {} = microbatch {} x {} x dp {}, {} "
+      "{} rank{} ({} a node): {} parameters, {}, global batch {} = microbatch {} x {} x dp {}, {} "
       "tokens a "
       "step, {} steps",
       session.n_ranks(), session.n_ranks() == 1 ? "" : "s", session.ranks_per_node(),
-      n_parameters(s.model), s.partition.global_batch(), s.partition.largest_microbatch(),
-      s.partition.n_microbatches(), s.partition.dp, s.tokens_per_step(), s.n_steps);
+      n_parameters(s.model), name_of(s.model.compute), s.partition.global_batch(),
+      s.partition.largest_microbatch(), s.partition.n_microbatches(), s.partition.dp,
+      s.tokens_per_step(), s.n_steps);
 }
 
 std::vector<View> all_values(const ModelState& state) {
@@ -260,7 +274,7 @@ class Run {
 
 std::string plan_run(const RunRequest& request, std::int64_t n_ranks, std::int64_t ranks_per_node) {
   const LoadedConfig loaded = load(request);
-  Settings settings = settings_from(loaded, n_ranks);
+  Settings settings = settings_from(loaded, n_ranks, has_fast_bf16());
   std::string text;
   for (const std::string& note : loaded.notes) text += "note: " + note + "\n";
   const std::int64_t n_samples = estimate_samples(loaded);

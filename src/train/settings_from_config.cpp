@@ -24,6 +24,13 @@ LrShape lr_shape_of(const std::string& name) {
                     "' is not one of cosine, linear, constant, wsd");
 }
 
+Dtype compute_dtype(const OptimizationConfig& optimization, bool has_fast_bf16) {
+  if (!optimization.use_amp || optimization.amp_dtype == "float32") return Dtype::f32;
+  if (optimization.amp_dtype == "float16") return Dtype::f16;
+  if (optimization.amp_dtype == "bfloat16") return Dtype::bf16;
+  return has_fast_bf16 ? Dtype::bf16 : Dtype::f32;
+}
+
 OptimizerConfig optimizer_of(const TrainingConfig& training) {
   OptimizerConfig optimizer;
   optimizer.lr = {.shape = lr_shape_of(training.scheduler_type),
@@ -68,7 +75,7 @@ ModelConfig decoder_config(const ModelSection& model) {
   return config;
 }
 
-Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks) {
+Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool has_fast_bf16) {
   check_supported(loaded, n_ranks);
   const Config& config = loaded.config;
   Settings settings;
@@ -82,6 +89,14 @@ Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks) {
   settings.accumulation =
       config.numerics.accumulation == "tree" ? Accumulation::tree : Accumulation::sequential;
   settings.optimizer = optimizer_of(config.training);
+  settings.model.compute = compute_dtype(config.optimization, has_fast_bf16);
+  if (settings.model.compute == Dtype::f16) {
+    const OptimizationConfig& o = config.optimization;
+    settings.optimizer.loss_scale = {.initial = o.loss_scale_init,
+                                     .growth_interval = o.loss_scale_growth_interval,
+                                     .backoff = o.loss_scale_backoff,
+                                     .minimum = o.loss_scale_min};
+  }
   settings.bucket_bytes = config.distributed.bucket_bytes;
   settings.seed = static_cast<std::uint64_t>(config.training.seed);
   return settings;

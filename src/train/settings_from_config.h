@@ -8,7 +8,8 @@ namespace llm {
 
 /// Turns a checked configuration into the settings of a run on `n_ranks` ranks; the length is not
 /// known before the data is (set_length). Throws ConfigError for what these ranks cannot run.
-Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks);
+///   has_fast_bf16   whether every rank's CPU multiplies bf16: what amp_dtype auto means
+Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool has_fast_bf16);
 
 /// The model's part alone.
 ModelConfig decoder_config(const ModelSection& model);

@@ -83,8 +83,8 @@ void Trainer::make_reducers() {
                                      .first_step = 0,
                                      .n_steps = settings_.n_steps};
     reducers_.push_back(std::make_unique<GradientReducer>(
-        loop_, reductions_, plan, data_parallel_, state_.layout().buckets,
-        state_.flat_gradients(0), GradientReducer::Outbox{port_to(optimizer_->reduced())}));
+        loop_, reductions_, plan, data_parallel_, state_.layout().buckets, state_.flat_gradients(0),
+        GradientReducer::Outbox{port_to(optimizer_->reduced())}));
   }
 }
 
