@@ -112,7 +112,7 @@ void Decoder::head_forward_backward(const Pass& pass, const Values& values, View
     const MutView dlogits = rows_of(logits, 0, n_rows);
     linear_forward(queue, rows_of(normed, row, n_rows), values[Role::head_weight],
                    values[Role::head_bias], dlogits);
-    cross_entropy_forward_backward(queue, part(labels, row, {n_rows}), scale, dlogits,
+    cross_entropy_forward_backward(queue, part(labels, row, {n_rows}), scale, dlogits, dlogits,
                                    part(losses, row, {n_rows}));
     linear_backward_input(queue, dlogits, values[Role::head_weight], Write::set,
                           rows_of(dnormed, row, n_rows));
