@@ -22,7 +22,7 @@ GradientReducer::GradientReducer(Loop& loop, Queue& queue, Plan plan, Group& gro
       group_(group),
       n_buckets_(static_cast<std::int64_t>(buckets.size())),
       out_(std::move(out)),
-      grads_ready_(loop, WaitName("grads_ready", "stage")) {
+      grads_ready_(loop, WaitName("grads_ready", "stage"), buckets.size()) {
   const CollectiveForm form = best_form(group.size());
   std::int64_t scratch_elements = 0;
   for (std::int64_t b = plan.lane; b < n_buckets_; b += plan.n_lanes) {

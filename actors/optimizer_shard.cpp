@@ -40,8 +40,10 @@ OptimizerShard::OptimizerShard(Loop& loop, Queue& reductions, Queue& compute, Pl
       plan_(plan),
       state_(state),
       out_(std::move(out)),
-      step_facts_(loop, WaitName("step_facts", "data_feed of every rank")),
-      reduced_(loop, WaitName("reduced", "gradient_reducer")) {
+      // A rank that has finished a step tells of the one after the next.
+      step_facts_(loop, WaitName("step_facts", "data_feed of every rank"),
+                  3 * static_cast<std::size_t>(plan_.dp)),
+      reduced_(loop, WaitName("reduced", "gradient_reducer"), state_.layout().buckets.size()) {
   std::int64_t total = 0;
   for (const ParameterSpec& spec : state_.specs()) {
     chunk_begin_.push_back(total);

@@ -20,7 +20,7 @@ Stage::Stage(Loop& loop, Queue& queue, Plan plan, const Decoder& decoder, ModelS
       decoder_(decoder),
       state_(state),
       out_(std::move(out)),
-      microbatches_(loop, WaitName("microbatch", "data_feed")),
+      microbatches_(loop, WaitName("microbatch", "data_feed"), 2 * plan_.accumulation.steps.size()),
       validation_(loop, WaitName("validation microbatch", "data_feed")),
       parameters_updated_(loop, WaitName("parameters_updated", "optimizer_shard")) {
   const ModelConfig& config = decoder_.config();

@@ -4,6 +4,15 @@
 
 namespace llm {
 
+/// The bits of a bfloat16: the upper half of an f32.
+struct Bf16 {
+  std::uint16_t bits;
+};
+/// The bits of an IEEE 754 binary16.
+struct F16 {
+  std::uint16_t bits;
+};
+
 /// Element types of tensors, files and messages.
 enum class Dtype : std::uint8_t { f32, bf16, f16, f64, i32, i64, u8, u16 };
 
@@ -52,6 +61,14 @@ struct DtypeOf;
 template <>
 struct DtypeOf<float> {
   static constexpr Dtype value = Dtype::f32;
+};
+template <>
+struct DtypeOf<Bf16> {
+  static constexpr Dtype value = Dtype::bf16;
+};
+template <>
+struct DtypeOf<F16> {
+  static constexpr Dtype value = Dtype::f16;
 };
 template <>
 struct DtypeOf<double> {

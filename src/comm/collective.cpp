@@ -1,14 +1,13 @@
 #include "src/comm/collective.h"
 
 #include <deque>
+#include <string>
 
 #include "tensor/ops/elementwise.h"
 
 namespace llm {
 namespace {
 
-const WaitName wait_received{"collective piece"};
-const WaitName wait_sent{"collective send"};
 const WaitName wait_added{"collective sum"};
 
 MutView range_of(const MutView& vector, Range range) {
@@ -20,16 +19,21 @@ struct InFlight {
   explicit InFlight(Group& g) : group(g) {}
   void receive(const Transfer& from, const CollectiveId& id, const Header& header, MutView into) {
     if (from.range.empty()) return;
-    Event& event = received.emplace_back(group.transport.loop(), wait_received, from.peer);
-    group.transport.receive(group.rank_of(from.peer), id.tag, header, into, event);
+    const int rank = group.rank_of(from.peer);
+    const WaitName& name = names.emplace_back("piece", "rank " + std::to_string(rank));
+    Event& event = received.emplace_back(group.transport.loop(), name, id.index);
+    group.transport.receive(rank, id.tag, header, into, event);
   }
   void send(const Transfer& to, const CollectiveId& id, const Header& header, View tensor) {
     if (to.range.empty()) return;
-    Event& event = sent.emplace_back(group.transport.loop(), wait_sent, to.peer);
-    group.transport.send(group.rank_of(to.peer), id.tag, header, tensor, event);
+    const int rank = group.rank_of(to.peer);
+    const WaitName& name = names.emplace_back("sent piece", "rank " + std::to_string(rank));
+    Event& event = sent.emplace_back(group.transport.loop(), name, id.index);
+    group.transport.send(rank, id.tag, header, tensor, event);
   }
   Group& group;
-  std::deque<Event> received;  // a deque: events do not move
+  std::deque<WaitName> names;  // deques: what is pointed at does not move
+  std::deque<Event> received;
   std::deque<Event> sent;
 };
 

@@ -81,55 +81,55 @@ void gated_backward(Activation f, const float* gate, const float* up, const floa
 
 void activation_forward(Queue& queue, Activation f, View x, MutView y) {
   const std::int64_t n = x.n_elements();
-  expect_elements(x, "x", n);
-  expect_elements(y, "y", n);
+  const Dtype dtype = compute_dtype(x, "x");
+  expect_elements(y, "y", n, dtype);
   const RowCut cut = cut_by_bytes(n, 8);
   queue.tiles("activation_forward", cut.n_tiles(), [=](std::int64_t tile) {
     const Range at = cut.rows(tile);
-    fast::activation_forward(f, x.as<float>() + at.begin, y.as<float>() + at.begin, at.size());
+    fast::activation_forward(f, Elements(x) + at.begin, MutElements(y) + at.begin, at.size());
   });
 }
 
 void activation_backward(Queue& queue, Activation f, View x, View dy, MutView dx) {
   const std::int64_t n = x.n_elements();
-  expect_elements(x, "x", n);
-  expect_elements(dy, "dy", n);
-  expect_elements(dx, "dx", n);
+  const Dtype dtype = compute_dtype(x, "x");
+  expect_elements(dy, "dy", n, dtype);
+  expect_elements(dx, "dx", n, dtype);
   const RowCut cut = cut_by_bytes(n, 12);
   queue.tiles("activation_backward", cut.n_tiles(), [=](std::int64_t tile) {
     const Range at = cut.rows(tile);
-    fast::activation_backward(f, x.as<float>() + at.begin, dy.as<float>() + at.begin,
-                              dx.as<float>() + at.begin, at.size());
+    fast::activation_backward(f, Elements(x) + at.begin, Elements(dy) + at.begin,
+                              MutElements(dx) + at.begin, at.size());
   });
 }
 
 void gated_forward(Queue& queue, Activation f, View gate, View up, MutView y) {
   const std::int64_t n = gate.n_elements();
-  expect_elements(gate, "gate", n);
-  expect_elements(up, "up", n);
-  expect_elements(y, "y", n);
+  const Dtype dtype = compute_dtype(gate, "gate");
+  expect_elements(up, "up", n, dtype);
+  expect_elements(y, "y", n, dtype);
   const RowCut cut = cut_by_bytes(n, 12);
   queue.tiles("gated_forward", cut.n_tiles(), [=](std::int64_t tile) {
     const Range at = cut.rows(tile);
-    fast::gated_forward(f, gate.as<float>() + at.begin, up.as<float>() + at.begin,
-                        y.as<float>() + at.begin, at.size());
+    fast::gated_forward(f, Elements(gate) + at.begin, Elements(up) + at.begin,
+                        MutElements(y) + at.begin, at.size());
   });
 }
 
 void gated_backward(Queue& queue, Activation f, View gate, View up, View dy, MutView dgate,
                     MutView dup) {
   const std::int64_t n = gate.n_elements();
-  expect_elements(gate, "gate", n);
-  expect_elements(up, "up", n);
-  expect_elements(dy, "dy", n);
-  expect_elements(dgate, "dgate", n);
-  expect_elements(dup, "dup", n);
+  const Dtype dtype = compute_dtype(gate, "gate");
+  expect_elements(up, "up", n, dtype);
+  expect_elements(dy, "dy", n, dtype);
+  expect_elements(dgate, "dgate", n, dtype);
+  expect_elements(dup, "dup", n, dtype);
   const RowCut cut = cut_by_bytes(n, 20);
   queue.tiles("gated_backward", cut.n_tiles(), [=](std::int64_t tile) {
     const Range at = cut.rows(tile);
-    fast::gated_backward(f, gate.as<float>() + at.begin, up.as<float>() + at.begin,
-                         dy.as<float>() + at.begin, dgate.as<float>() + at.begin,
-                         dup.as<float>() + at.begin, at.size());
+    fast::gated_backward(f, Elements(gate) + at.begin, Elements(up) + at.begin,
+                         Elements(dy) + at.begin, MutElements(dgate) + at.begin,
+                         MutElements(dup) + at.begin, at.size());
   });
 }
 

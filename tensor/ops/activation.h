@@ -8,7 +8,8 @@ namespace llm {
 /// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); silu is x * sigmoid(x).
 enum class Activation : std::uint8_t { gelu, gelu_tanh, silu, relu };
 
-/// y = f(x), element by element. y may be x.
+/// y = f(x), element by element. y may be x. Here and below, all views of a call are f32, or all
+/// bf16, or all f16; arithmetic is in f32 and what is stored is rounded once, to nearest even.
 void activation_forward(Queue& queue, Activation f, View x, MutView y);
 /// dx = f'(x) * dy. dx may be dy.
 void activation_backward(Queue& queue, Activation f, View x, View dy, MutView dx);

@@ -62,32 +62,31 @@ struct Relu {
   }
 };
 
-template <typename F>
-void forward(const float* x, float* y, std::int64_t n) {
+template <typename F, typename T>
+void forward(const T* x, T* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; i += n_lanes) {
     store(F::at(load(x + i, n - i)).value, y + i, n - i);
   }
 }
 
-template <typename F>
-void backward(const float* x, const float* dy, float* dx, std::int64_t n) {
+template <typename F, typename T>
+void backward(const T* x, const T* dy, T* dx, std::int64_t n) {
   for (std::int64_t i = 0; i < n; i += n_lanes) {
     const Lanes slope = F::at(load(x + i, n - i)).slope;
     store(slope * load(dy + i, n - i), dx + i, n - i);
   }
 }
 
-template <typename F>
-void gated(const float* gate, const float* up, float* y, std::int64_t n) {
+template <typename F, typename T>
+void gated(const T* gate, const T* up, T* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; i += n_lanes) {
     const Lanes value = F::at(load(gate + i, n - i)).value;
     store(value * load(up + i, n - i), y + i, n - i);
   }
 }
 
-template <typename F>
-void gated_back(const float* gate, const float* up, const float* dy, float* dgate, float* dup,
-                std::int64_t n) {
+template <typename F, typename T>
+void gated_back(const T* gate, const T* up, const T* dy, T* dgate, T* dup, std::int64_t n) {
   for (std::int64_t i = 0; i < n; i += n_lanes) {
     const ValueAndSlope at = F::at(load(gate + i, n - i));
     const Lanes dy_i = load(dy + i, n - i);
@@ -96,57 +95,50 @@ void gated_back(const float* gate, const float* up, const float* dy, float* dgat
   }
 }
 
-void activation_forward(Activation f, const float* x, float* y, std::int64_t n) {
-  switch (f) {
-    case Activation::gelu:
-      return forward<Gelu>(x, y, n);
-    case Activation::gelu_tanh:
-      return forward<GeluTanh>(x, y, n);
-    case Activation::silu:
-      return forward<Silu>(x, y, n);
-    case Activation::relu:
-      return forward<Relu>(x, y, n);
-  }
+/// run(F(), T()) with the activation and the type of the elements.
+template <typename Run>
+void with_types(Activation f, Dtype dtype, const Run& run) {
+  with_type_of(dtype, [&](auto type) {
+    switch (f) {
+      case Activation::gelu:
+        return run(Gelu(), type);
+      case Activation::gelu_tanh:
+        return run(GeluTanh(), type);
+      case Activation::silu:
+        return run(Silu(), type);
+      case Activation::relu:
+        return run(Relu(), type);
+    }
+  });
 }
 
-void activation_backward(Activation f, const float* x, const float* dy, float* dx, std::int64_t n) {
-  switch (f) {
-    case Activation::gelu:
-      return backward<Gelu>(x, dy, dx, n);
-    case Activation::gelu_tanh:
-      return backward<GeluTanh>(x, dy, dx, n);
-    case Activation::silu:
-      return backward<Silu>(x, dy, dx, n);
-    case Activation::relu:
-      return backward<Relu>(x, dy, dx, n);
-  }
+void activation_forward(Activation f, Elements x, MutElements y, std::int64_t n) {
+  with_types(f, x.dtype, [&](auto kind, auto type) {
+    using T = decltype(type);
+    forward<decltype(kind)>(x.as<T>(), y.as<T>(), n);
+  });
 }
 
-void gated_forward(Activation f, const float* gate, const float* up, float* y, std::int64_t n) {
-  switch (f) {
-    case Activation::gelu:
-      return gated<Gelu>(gate, up, y, n);
-    case Activation::gelu_tanh:
-      return gated<GeluTanh>(gate, up, y, n);
-    case Activation::silu:
-      return gated<Silu>(gate, up, y, n);
-    case Activation::relu:
-      return gated<Relu>(gate, up, y, n);
-  }
+void activation_backward(Activation f, Elements x, Elements dy, MutElements dx, std::int64_t n) {
+  with_types(f, x.dtype, [&](auto kind, auto type) {
+    using T = decltype(type);
+    backward<decltype(kind)>(x.as<T>(), dy.as<T>(), dx.as<T>(), n);
+  });
 }
 
-void gated_backward(Activation f, const float* gate, const float* up, const float* dy, float* dgate,
-                    float* dup, std::int64_t n) {
-  switch (f) {
-    case Activation::gelu:
-      return gated_back<Gelu>(gate, up, dy, dgate, dup, n);
-    case Activation::gelu_tanh:
-      return gated_back<GeluTanh>(gate, up, dy, dgate, dup, n);
-    case Activation::silu:
-      return gated_back<Silu>(gate, up, dy, dgate, dup, n);
-    case Activation::relu:
-      return gated_back<Relu>(gate, up, dy, dgate, dup, n);
-  }
+void gated_forward(Activation f, Elements gate, Elements up, MutElements y, std::int64_t n) {
+  with_types(f, gate.dtype, [&](auto kind, auto type) {
+    using T = decltype(type);
+    gated<decltype(kind)>(gate.as<T>(), up.as<T>(), y.as<T>(), n);
+  });
+}
+
+void gated_backward(Activation f, Elements gate, Elements up, Elements dy, MutElements dgate,
+                    MutElements dup, std::int64_t n) {
+  with_types(f, gate.dtype, [&](auto kind, auto type) {
+    using T = decltype(type);
+    gated_back<decltype(kind)>(gate.as<T>(), up.as<T>(), dy.as<T>(), dgate.as<T>(), dup.as<T>(), n);
+  });
 }
 
 }  // namespace HWY_NAMESPACE
@@ -161,20 +153,20 @@ HWY_EXPORT(gated_forward);
 HWY_EXPORT(gated_backward);
 namespace fast {
 
-void activation_forward(Activation f, const float* x, float* y, std::int64_t n) {
+void activation_forward(Activation f, Elements x, MutElements y, std::int64_t n) {
   HWY_DYNAMIC_DISPATCH(activation_forward)(f, x, y, n);
 }
 
-void activation_backward(Activation f, const float* x, const float* dy, float* dx, std::int64_t n) {
+void activation_backward(Activation f, Elements x, Elements dy, MutElements dx, std::int64_t n) {
   HWY_DYNAMIC_DISPATCH(activation_backward)(f, x, dy, dx, n);
 }
 
-void gated_forward(Activation f, const float* gate, const float* up, float* y, std::int64_t n) {
+void gated_forward(Activation f, Elements gate, Elements up, MutElements y, std::int64_t n) {
   HWY_DYNAMIC_DISPATCH(gated_forward)(f, gate, up, y, n);
 }
 
-void gated_backward(Activation f, const float* gate, const float* up, const float* dy, float* dgate,
-                    float* dup, std::int64_t n) {
+void gated_backward(Activation f, Elements gate, Elements up, Elements dy, MutElements dgate,
+                    MutElements dup, std::int64_t n) {
   HWY_DYNAMIC_DISPATCH(gated_backward)(f, gate, up, dy, dgate, dup, n);
 }
 

@@ -48,19 +48,22 @@ double sum_of_squares(const float* x, std::int64_t n) {
 
 }  // namespace plain
 
-void adamw(Queue& queue, const AdamwStep& step, View grads, MutView weights, MutView m, MutView v) {
+void adamw(Queue& queue, const AdamwStep& step, View grads, MutView weights, MutView m, MutView v,
+           MutView copy) {
   const std::int64_t n = weights.n_elements();
   CHECK_CONTRACT(step.t >= 1, "AdamW counts its steps from 1");
   expect_elements(grads, "grads", n);
   expect_elements(weights, "weights", n);
   expect_elements(m, "m", n);
   expect_elements(v, "v", n);
+  if (!copy.empty()) expect_elements(copy, "copy", n, compute_dtype(copy, "copy"));
   const AdamwFactors factors(step);
   const RowCut cut = cut_by_bytes(n, 28);
   queue.tiles("adamw", cut.n_tiles(), [=](std::int64_t tile) {
     const Range at = cut.rows(tile);
     fast::adamw(factors, grads.as<float>() + at.begin, weights.as<float>() + at.begin,
-                m.as<float>() + at.begin, v.as<float>() + at.begin, at.size());
+                m.as<float>() + at.begin, v.as<float>() + at.begin, MutElements(copy) + at.begin,
+                at.size());
   });
 }
 

@@ -19,7 +19,9 @@ struct AdamwStep {
 };
 
 ///   weights, m, v (n) f32, updated; grads (n) f32. An element's bits do not depend on its place.
-void adamw(Queue& queue, const AdamwStep& step, View grads, MutView weights, MutView m, MutView v);
+///   copy (n) f32, bf16 or f16: the updated weights rounded to it in the same pass; or empty
+void adamw(Queue& queue, const AdamwStep& step, View grads, MutView weights, MutView m, MutView v,
+           MutView copy = {});
 
 /// Elements summed in one chunk of a norm (see sum_of_squares).
 inline constexpr std::int64_t norm_chunk_elements = 4096;

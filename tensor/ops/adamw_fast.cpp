@@ -10,8 +10,9 @@ HWY_BEFORE_NAMESPACE();
 namespace llm {
 namespace HWY_NAMESPACE {
 
-void adamw(const AdamwFactors& f, const float* grads, float* weights, float* m, float* v,
-           std::int64_t n) {
+template <typename T>
+void update(const AdamwFactors& f, const float* grads, float* weights, float* m, float* v, T* copy,
+            std::int64_t n) {
   const Lanes keep_m = broadcast(f.keep_m);
   const Lanes take_m = broadcast(f.take_m);
   const Lanes keep_v = broadcast(f.keep_v);
@@ -30,8 +31,16 @@ void adamw(const AdamwFactors& f, const float* grads, float* weights, float* m, 
     const Lanes step = step_size * m_i / (square_root(v_scale * v_i) + epsilon);
     store(m_i, m + i, left);
     store(v_i, v + i, left);
-    store(multiply_add(minus_decay, w, w) - step, weights + i, left);
+    const Lanes updated = multiply_add(minus_decay, w, w) - step;
+    store(updated, weights + i, left);
+    if (copy) store(updated, copy + i, left);
   }
+}
+
+void adamw(const AdamwFactors& f, const float* grads, float* weights, float* m, float* v,
+           MutElements copy, std::int64_t n) {
+  with_type_of(copy.dtype,
+               [&](auto type) { update(f, grads, weights, m, v, copy.as<decltype(type)>(), n); });
 }
 
 using WideTag = hn::CappedTag<double, n_lanes>;
@@ -75,8 +84,8 @@ HWY_EXPORT(sum_of_squares);
 namespace fast {
 
 void adamw(const AdamwFactors& f, const float* grads, float* weights, float* m, float* v,
-           std::int64_t n) {
-  HWY_DYNAMIC_DISPATCH(adamw)(f, grads, weights, m, v, n);
+           MutElements copy, std::int64_t n) {
+  HWY_DYNAMIC_DISPATCH(adamw)(f, grads, weights, m, v, copy, n);
 }
 
 double sum_of_squares(const float* x, std::int64_t n) {

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "tensor/ops/adamw.h"
+#include "tensor/ops/elements.h"
 
 /// Bodies of adamw.h. `plain` is the definition; `fast` agrees to a few units in the last place for
 /// adamw, and bit by bit for sum_of_squares.
@@ -29,8 +30,9 @@ double sum_of_squares(const float* x, std::int64_t n);
 }  // namespace plain
 
 namespace fast {
+/// `copy` is null where there is none.
 void adamw(const AdamwFactors& f, const float* grads, float* weights, float* m, float* v,
-           std::int64_t n);
+           MutElements copy, std::int64_t n);
 double sum_of_squares(const float* x, std::int64_t n);
 }  // namespace fast
 

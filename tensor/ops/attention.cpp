@@ -1,7 +1,10 @@
 #include "tensor/ops/attention.h"
 
+#include <vector>
+
 #include "tensor/ops/attention_kernels.h"
 #include "tensor/ops/checks.h"
+#include "tensor/ops/elementwise_kernels.h"
 #include "tensor/ops/tiles.h"
 
 namespace llm {
@@ -11,7 +14,7 @@ void check(const AttentionShape& s, const View& qkv) {
   CHECK_CONTRACT(s.batch >= 0 && s.seq_len > 0 && s.head_dim > 0, "attention has a shape");
   CHECK_CONTRACT(s.n_kv_heads > 0 && s.n_heads % s.n_kv_heads == 0,
                  "n_heads is a multiple of n_kv_heads");
-  expect(qkv, "qkv", {s.n_tokens(), s.qkv_width()});
+  expect(qkv, "qkv", compute_dtype(qkv, "qkv"), {s.n_tokens(), s.qkv_width()});
 }
 
 void rope(Queue& queue, const char* name, const AttentionShape& shape, float theta, float direction,
@@ -30,9 +33,136 @@ void rope(Queue& queue, const char* name, const AttentionShape& shape, float the
                   .cos = table.cos + entry,
                   .sin = table.sin + entry,
                   .direction = direction,
-                  .row = qkv.as<float>() + r * shape.qkv_width()});
+                  .row = MutElements(qkv) + r * shape.qkv_width()});
     }
   });
+}
+
+/// The views of one call.
+struct Forward {
+  AttentionShape shape;
+  Dropout dropout;
+  View qkv;
+  MutView out, log_sum_exp;
+};
+
+struct Backward {
+  AttentionShape shape;
+  Dropout dropout;
+  View qkv, out, log_sum_exp, dout;
+  MutView dqkv;
+};
+
+/// Query heads of one sample that share a key head, copied out of bf16 or f16: f32 rows of their
+/// queries, the key and the value are side by side as if they were all that there is.
+class WidenedGroup {
+ public:
+  WidenedGroup(const AttentionShape& whole, std::int64_t sample, Range heads)
+      : whole_(whole),
+        group_{1, whole.seq_len, heads.size(), 1, whole.head_dim},
+        sample_(sample),
+        heads_(heads),
+        kv_head_(heads.begin / HeadColumns(whole).group_size()) {}
+  const AttentionShape& shape() const { return group_; }
+  std::int64_t out_width() const { return group_.n_heads * group_.head_dim; }
+
+  void read_qkv(Elements qkv, float* to) const {
+    for_parts([&](std::int64_t from, std::int64_t at, std::int64_t width) {
+      fast::convert_rows(qkv + from, whole_.qkv_width(), group_.seq_len, width, to + at,
+                         group_.qkv_width());
+    });
+  }
+  void write_qkv(const float* from, MutElements qkv) const {
+    for_parts([&](std::int64_t to, std::int64_t at, std::int64_t width) {
+      fast::convert_rows(from + at, group_.qkv_width(), group_.seq_len, width, qkv + to,
+                         whole_.qkv_width());
+    });
+  }
+  void read_out(Elements out, float* to) const {
+    fast::convert_rows(out + out_begin(), whole_out_width(), group_.seq_len, out_width(), to,
+                       out_width());
+  }
+  void write_out(const float* from, MutElements out) const {
+    fast::convert_rows(from, out_width(), group_.seq_len, out_width(), out + out_begin(),
+                       whole_out_width());
+  }
+  /// Where the statistics of the group's first head begin.
+  std::int64_t statistics() const {
+    return (sample_ * whole_.n_heads + heads_.begin) * whole_.seq_len;
+  }
+  Dropout dropout(Dropout whole) const {
+    whole.first_sample += sample_;
+    return whole;
+  }
+
+ private:
+  std::int64_t whole_out_width() const { return whole_.n_heads * whole_.head_dim; }
+  std::int64_t out_begin() const {
+    return sample_ * whole_.seq_len * whole_out_width() + heads_.begin * whole_.head_dim;
+  }
+  /// run(where the part begins in qkv, where in a row of the group, its width)
+  template <typename Run>
+  void for_parts(const Run& run) const {
+    const HeadColumns columns(whole_);
+    const std::int64_t row = sample_ * whole_.seq_len * whole_.qkv_width();
+    run(row + columns.query(heads_.begin), 0, out_width());
+    run(row + columns.key(kv_head_), out_width(), group_.head_dim);
+    run(row + columns.value(kv_head_), out_width() + group_.head_dim, group_.head_dim);
+  }
+
+  AttentionShape whole_, group_;
+  std::int64_t sample_;
+  Range heads_;
+  std::int64_t kv_head_;
+};
+
+/// Scratch of one thread; what is in it is overwritten before it is read.
+float* widened_scratch(std::int64_t n) {
+  static thread_local std::vector<float> scratch;
+  if (scratch.size() < static_cast<std::size_t>(n)) scratch.resize(static_cast<std::size_t>(n));
+  return scratch.data();
+}
+
+void forward_tile(const Forward& v, std::int64_t sample, std::int64_t head) {
+  if (v.qkv.dtype() == Dtype::f32) {
+    return fast::attention_forward(
+        {v.shape, v.qkv.as<float>(), v.dropout, v.out.as<float>(), v.log_sum_exp.as<float>()},
+        sample, head);
+  }
+  const WidenedGroup group(v.shape, sample, {head, head + 1});
+  const std::int64_t seq_len = v.shape.seq_len;
+  float* qkv = widened_scratch(seq_len * (group.shape().qkv_width() + group.out_width()));
+  float* out = qkv + seq_len * group.shape().qkv_width();
+  group.read_qkv(v.qkv, qkv);
+  fast::attention_forward({group.shape(), qkv, group.dropout(v.dropout), out,
+                           v.log_sum_exp.as<float>() + group.statistics(), head},
+                          0, 0);
+  group.write_out(out, v.out);
+}
+
+void backward_tile(const Backward& v, std::int64_t sample, std::int64_t kv_head) {
+  if (v.qkv.dtype() == Dtype::f32) {
+    return fast::attention_backward(
+        {v.shape, v.qkv.as<float>(), v.out.as<float>(), v.log_sum_exp.as<float>(),
+         v.dout.as<float>(), v.dropout, v.dqkv.as<float>()},
+        sample, kv_head);
+  }
+  const std::int64_t group_size = HeadColumns(v.shape).group_size();
+  const Range heads{kv_head * group_size, (kv_head + 1) * group_size};
+  const WidenedGroup group(v.shape, sample, heads);
+  const std::int64_t qkv_elements = v.shape.seq_len * group.shape().qkv_width();
+  const std::int64_t out_elements = v.shape.seq_len * group.out_width();
+  float* qkv = widened_scratch(2 * (qkv_elements + out_elements));
+  float* dqkv = qkv + qkv_elements;
+  float* out = dqkv + qkv_elements;
+  float* dout = out + out_elements;
+  group.read_qkv(v.qkv, qkv);
+  group.read_out(v.out, out);
+  group.read_out(v.dout, dout);
+  fast::attention_backward({group.shape(), qkv, out, v.log_sum_exp.as<float>() + group.statistics(),
+                            dout, group.dropout(v.dropout), dqkv, heads.begin},
+                           0, 0);
+  group.write_qkv(dqkv, v.dqkv);
 }
 
 }  // namespace
@@ -49,12 +179,11 @@ void attention_forward(Queue& queue, AttentionShape shape, View qkv, const Dropo
                        MutView out, MutView log_sum_exp) {
   check(shape, qkv);
   CHECK_CONTRACT(dropout.p >= 0 && dropout.p < 1, "dropout.p is in [0, 1)");
-  expect(out, "out", {shape.n_tokens(), shape.n_heads * shape.head_dim});
+  expect(out, "out", qkv.dtype(), {shape.n_tokens(), shape.n_heads * shape.head_dim});
   expect(log_sum_exp, "log_sum_exp", {shape.batch, shape.n_heads, shape.seq_len});
-  const AttentionForward call{shape, qkv.as<float>(), dropout, out.as<float>(),
-                              log_sum_exp.as<float>()};
+  const Forward views{shape, dropout, qkv, out, log_sum_exp};
   queue.tiles("attention_forward", shape.batch * shape.n_heads, [=](std::int64_t tile) {
-    fast::attention_forward(call, tile / shape.n_heads, tile % shape.n_heads);
+    forward_tile(views, tile / shape.n_heads, tile % shape.n_heads);
   });
 }
 
@@ -62,15 +191,13 @@ void attention_backward(Queue& queue, AttentionShape shape, View qkv, View out, 
                         View dout, const Dropout& dropout, MutView dqkv) {
   check(shape, qkv);
   CHECK_CONTRACT(dropout.p >= 0 && dropout.p < 1, "dropout.p is in [0, 1)");
-  expect(out, "out", {shape.n_tokens(), shape.n_heads * shape.head_dim});
-  expect(dout, "dout", out.shape());
+  expect(out, "out", qkv.dtype(), {shape.n_tokens(), shape.n_heads * shape.head_dim});
+  expect(dout, "dout", qkv.dtype(), out.shape());
   expect(log_sum_exp, "log_sum_exp", {shape.batch, shape.n_heads, shape.seq_len});
-  expect(dqkv, "dqkv", qkv.shape());
-  const AttentionBackward call{
-      shape,   qkv.as<float>(), out.as<float>(), log_sum_exp.as<float>(), dout.as<float>(),
-      dropout, dqkv.as<float>()};
+  expect(dqkv, "dqkv", qkv.dtype(), qkv.shape());
+  const Backward views{shape, dropout, qkv, out, log_sum_exp, dout, dqkv};
   queue.tiles("attention_backward", shape.batch * shape.n_kv_heads, [=](std::int64_t tile) {
-    fast::attention_backward(call, tile / shape.n_kv_heads, tile % shape.n_kv_heads);
+    backward_tile(views, tile / shape.n_kv_heads, tile % shape.n_kv_heads);
   });
 }
 

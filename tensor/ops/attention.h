@@ -21,7 +21,7 @@ struct AttentionShape {
 /// Rotary positions (Su et al. 2021) on queries and keys in place, in the rotate-half order of
 /// Hugging Face's Llama: with D = head_dim and i < D/2, (x[i], x[i + D/2]) turns by t *
 /// theta^(-2i/D).
-///   qkv (batch * seq_len, qkv_width)   head_dim even
+///   qkv (batch * seq_len, qkv_width) f32, bf16 or f16   head_dim even
 /// rope_backward turns back by the same angle: it is its own gradient.
 void rope_forward(Queue& queue, AttentionShape shape, float theta, MutView qkv);
 void rope_backward(Queue& queue, AttentionShape shape, float theta, MutView dqkv);
@@ -31,13 +31,15 @@ void rope_backward(Queue& queue, AttentionShape shape, float theta, MutView dqkv
 /// sample).
 ///   qkv (batch * seq_len, qkv_width)   out (batch * seq_len, n_heads * head_dim)
 ///   log_sum_exp (batch, n_heads, seq_len) f32: kept for backward, which computes p again from it
+///   qkv and out have one dtype, f32, bf16 or f16; scores, softmax and sums are f32
 /// One (sample, head) pair is a tile. Scratch is a few rows of scores: no seq_len x seq_len matrix
 /// exists.
 void attention_forward(Queue& queue, AttentionShape shape, View qkv, const Dropout& dropout,
                        MutView out, MutView log_sum_exp);
 
-/// dqkv from dout, overwritten. One (sample, key head) pair is a tile. Query heads that share a key
-/// head add into it in order of the query head.
+/// dqkv from dout, overwritten; both have qkv's dtype. A sum is rounded once, when it is complete.
+/// One (sample, key head) pair is a tile. Query heads that share a key head add into it in order of
+/// the query head.
 void attention_backward(Queue& queue, AttentionShape shape, View qkv, View out, View log_sum_exp,
                         View dout, const Dropout& dropout, MutView dqkv);
 

@@ -16,11 +16,12 @@ HWY_BEFORE_NAMESPACE();
 namespace llm {
 namespace HWY_NAMESPACE {
 
-void rope(const RopeRow& p) {
+template <typename T>
+void turn(const RopeRow& p) {
   const std::int64_t half = p.head_dim / 2;
   const Lanes direction = broadcast(p.direction);
   for (std::int64_t head = 0; head < p.n_heads; ++head) {
-    float* x = p.row + head * p.head_dim;
+    T* x = p.row.as<T>() + head * p.head_dim;
     for (std::int64_t i = 0; i < half; i += n_lanes) {
       const std::int64_t n = half - i;
       const Lanes a = load(x + i, n);
@@ -31,6 +32,10 @@ void rope(const RopeRow& p) {
       store(b * cos + a * sin, x + half + i, n);
     }
   }
+}
+
+void rope(const RopeRow& p) {
+  with_type_of(p.row.dtype, [&](auto type) { turn<decltype(type)>(p); });
 }
 
 /// Queries whose gradients are in flight together: their scores stay in the second-level cache, and
@@ -58,10 +63,10 @@ Scratch& scratch_for(const AttentionShape& shape) {
   return scratch;
 }
 
-/// One query head of one sample: where its columns are.
+/// One query head of one sample: where its columns are. Dropout calls it first_head + head.
 struct Head {
   AttentionShape shape;
-  std::int64_t sample, head;
+  std::int64_t sample, head, first_head;
   std::int64_t width() const { return shape.qkv_width(); }
   std::int64_t out_width() const { return shape.n_heads * shape.head_dim; }
   std::int64_t row(std::int64_t t) const { return sample * shape.seq_len + t; }
@@ -139,7 +144,8 @@ HWY_INLINE float dot(const float* x, const float* y, std::int64_t n) {
 const float* row_factors(const Head& h, const Dropout& dropout, std::uint64_t key, std::int64_t t,
                          Scratch& scratch) {
   if (dropout.p == 0) return nullptr;
-  fast::dropout_factors(key, dropout.p, (h.head * h.shape.seq_len + t) * h.shape.seq_len, t + 1,
+  fast::dropout_factors(key, dropout.p,
+                        ((h.first_head + h.head) * h.shape.seq_len + t) * h.shape.seq_len, t + 1,
                         scratch.factors.data());
   return scratch.factors.data();
 }
@@ -189,7 +195,7 @@ void forward_strip(const AttentionForward& call, const Head& h, std::int64_t beg
 }
 
 void attention_forward(const AttentionForward& call, std::int64_t sample, std::int64_t head) {
-  const Head h{call.shape, sample, head};
+  const Head h{call.shape, sample, head, call.first_head};
   const std::int64_t seq_len = call.shape.seq_len;
   Scratch& scratch = scratch_for(call.shape);
   const std::uint64_t key = call.dropout.p > 0 ? call.dropout.key(sample) : 0;
@@ -307,7 +313,7 @@ void key_gradients(const AttentionBackward& call, const Head& h, std::int64_t be
 void attention_backward(const AttentionBackward& call, std::int64_t sample, std::int64_t kv_head) {
   const AttentionShape& shape = call.shape;
   const std::int64_t group_size = HeadColumns(shape).group_size();
-  const Head first{shape, sample, kv_head * group_size};
+  const Head first{shape, sample, kv_head * group_size, call.first_head};
   Scratch& scratch = scratch_for(shape);
   const std::uint64_t key = call.dropout.p > 0 ? call.dropout.key(sample) : 0;
   pack_transposed(call.qkv + first.key(0), first.width(), shape.seq_len, shape.head_dim,
@@ -316,7 +322,7 @@ void attention_backward(const AttentionBackward& call, std::int64_t sample, std:
                   scratch.values.data());
   bool add = false;
   for (std::int64_t head = first.head; head < first.head + group_size; ++head) {
-    const Head h{shape, sample, head};
+    const Head h{shape, sample, head, call.first_head};
     for (std::int64_t begin = (shape.seq_len - 1) / block_rows * block_rows; begin >= 0;
          begin -= block_rows) {
       const std::int64_t end = std::min(shape.seq_len, begin + block_rows);

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "tensor/ops/attention.h"
+#include "tensor/ops/elements.h"
 
 /// Bodies of attention.h. `plain` is the definition; `fast` agrees to about 1e-5 of the largest
 /// output.
@@ -14,6 +15,7 @@ struct AttentionForward {
   Dropout dropout;
   float* out;
   float* log_sum_exp;
+  std::int64_t first_head = 0;  ///< what dropout calls head 0
 };
 
 struct AttentionBackward {
@@ -24,6 +26,7 @@ struct AttentionBackward {
   const float* dout;
   Dropout dropout;
   float* dqkv;
+  std::int64_t first_head = 0;  ///< what dropout calls head 0
 };
 
 /// Where a head's columns begin in a row of qkv.
@@ -53,7 +56,7 @@ struct RopeRow {
   const float* cos;
   const float* sin;
   float direction;
-  float* row;
+  MutElements row;
 };
 
 namespace plain {

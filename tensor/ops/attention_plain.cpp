@@ -62,7 +62,7 @@ std::vector<float> row_factors(const AttentionShape& shape, const Dropout& dropo
 void rope(const RopeRow& p) {
   const std::int64_t half = p.head_dim / 2;
   for (std::int64_t head = 0; head < p.n_heads; ++head) {
-    float* x = p.row + head * p.head_dim;
+    float* x = p.row.as<float>() + head * p.head_dim;
     for (std::int64_t i = 0; i < half; ++i) {
       const float a = x[i];
       const float b = x[i + half];
@@ -96,7 +96,8 @@ void attention_forward(const AttentionForward& call, std::int64_t sample, std::i
     }
     const float log_sum = max + std::log(sum);
     call.log_sum_exp[(sample * s.n_heads + head) * s.seq_len + t] = log_sum;
-    const std::vector<float> factors = row_factors(s, call.dropout, sample, head, t);
+    const std::vector<float> factors =
+        row_factors(s, call.dropout, sample, call.first_head + head, t);
     float* out = call.out + ((sample * s.seq_len + t) * s.n_heads + head) * s.head_dim;
     std::fill(out, out + s.head_dim, 0.0f);
     for (std::int64_t u = 0; u <= t; ++u) {
@@ -125,7 +126,8 @@ void attention_backward(const AttentionBackward& call, std::int64_t sample, std:
       const float* dout = call.dout + out_begin;
       const float dout_out = dot(dout, call.out + out_begin, s.head_dim);
       const float log_sum = call.log_sum_exp[(sample * s.n_heads + head) * s.seq_len + t];
-      const std::vector<float> factors = row_factors(s, call.dropout, sample, head, t);
+      const std::vector<float> factors =
+          row_factors(s, call.dropout, sample, call.first_head + head, t);
       const float* query = rows + t * width + columns.query(head);
       float* dquery = drows + t * width + columns.query(head);
       std::fill(dquery, dquery + s.head_dim, 0.0f);

@@ -12,10 +12,14 @@ inline void expect(const View& view, const char* name, const Shape& shape) {
   expect(view, name, Dtype::f32, shape);
 }
 
-/// An f32 matrix on the CPU, whatever its extents.
-void expect_matrix(const View& view, const char* name);
+/// A matrix of `dtype` on the CPU, whatever its extents.
+void expect_matrix(const View& view, const char* name, Dtype dtype = Dtype::f32);
 
-/// f32 elements on the CPU, as many as `n_elements` under whatever shape.
-void expect_elements(const View& view, const char* name, std::int64_t n_elements);
+/// Elements of `dtype` on the CPU, as many as `n_elements` under whatever shape.
+void expect_elements(const View& view, const char* name, std::int64_t n_elements,
+                     Dtype dtype = Dtype::f32);
+
+/// The dtype that an op computes in: that of `view`, which holds f32, bf16 or f16.
+Dtype compute_dtype(const View& view, const char* name);
 
 }  // namespace llm

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 
 #include "src/base/error.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/cross_entropy_kernels.h"
+#include "tensor/ops/elementwise_kernels.h"
 #include "tensor/ops/tiles.h"
 
 namespace llm {
@@ -19,8 +21,8 @@ float log_sum_exp(const float* logits, std::int64_t n) {
   return static_cast<float>(max + std::log(sum));
 }
 
-void scaled_softmax(float* logits, std::int64_t n, float log_sum, float scale) {
-  for (std::int64_t v = 0; v < n; ++v) logits[v] = scale * std::exp(logits[v] - log_sum);
+void scaled_softmax(const float* logits, std::int64_t n, float log_sum, float scale, float* y) {
+  for (std::int64_t v = 0; v < n; ++v) y[v] = scale * std::exp(logits[v] - log_sum);
 }
 
 }  // namespace plain
@@ -64,25 +66,30 @@ void cross_entropy_forward(Queue& queue, View logits, View labels, MutView losse
 }
 
 void cross_entropy_forward_backward(Queue& queue, View labels, float scale, MutView logits,
-                                    MutView losses) {
+                                    MutView dlogits, MutView losses) {
   check(logits, labels, losses);
+  expect(dlogits, "dlogits", compute_dtype(dlogits, "dlogits"), logits.shape());
   const std::int64_t n_classes = logits.shape()[1];
   const RowCut cut = cut_by_bytes(logits.shape()[0], 24 * n_classes);
   queue.tiles("cross_entropy_forward_backward", cut.n_tiles(), [=](std::int64_t tile) {
     const Range rows = cut.rows(tile);
     for (std::int64_t r = rows.begin; r < rows.end; ++r) {
       const std::int32_t label = checked_label(labels, r, n_classes);
-      float* row = logits.as<float>() + r * n_classes;
+      const float* row = logits.as<float>() + r * n_classes;
+      const MutElements drow = MutElements(dlogits) + r * n_classes;
       float& loss = losses.as<float>()[r];
       if (label == ignored_label) {
         loss = 0;
-        std::fill(row, row + n_classes, 0.0f);
+        std::memset(drow.data, 0, static_cast<std::size_t>(n_classes) * size_of(drow.dtype));
         continue;
       }
       const float log_sum = fast::log_sum_exp(row, n_classes);
       loss = log_sum - row[label];
-      fast::scaled_softmax(row, n_classes, log_sum, scale);
-      row[label] -= scale;
+      float at_label = 0;  // drow may be row
+      fast::scaled_softmax(row + label, 1, log_sum, scale, &at_label);
+      fast::scaled_softmax(row, n_classes, log_sum, scale, drow);
+      at_label -= scale;
+      fast::convert(&at_label, drow + label, 1);
     }
   });
 }

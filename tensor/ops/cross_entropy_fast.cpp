@@ -37,12 +37,19 @@ float log_sum_exp(const float* logits, std::int64_t n) {
   return static_cast<float>(double{max} + std::log(sum));
 }
 
-void scaled_softmax(float* logits, std::int64_t n, float log_sum, float scale) {
+template <typename T>
+void softmax_into(const float* logits, std::int64_t n, float log_sum, float scale, T* y) {
   const Lanes log_sums = broadcast(log_sum);
   const Lanes scales = broadcast(scale);
   for (std::int64_t i = 0; i < n; i += n_lanes) {
-    store(scales * exponential(load(logits + i, n - i) - log_sums), logits + i, n - i);
+    store(scales * exponential(load(logits + i, n - i) - log_sums), y + i, n - i);
   }
+}
+
+void scaled_softmax(const float* logits, std::int64_t n, float log_sum, float scale,
+                    MutElements y) {
+  with_type_of(y.dtype,
+               [&](auto type) { softmax_into(logits, n, log_sum, scale, y.as<decltype(type)>()); });
 }
 
 }  // namespace HWY_NAMESPACE
@@ -59,8 +66,9 @@ float log_sum_exp(const float* logits, std::int64_t n) {
   return HWY_DYNAMIC_DISPATCH(log_sum_exp)(logits, n);
 }
 
-void scaled_softmax(float* logits, std::int64_t n, float log_sum, float scale) {
-  HWY_DYNAMIC_DISPATCH(scaled_softmax)(logits, n, log_sum, scale);
+void scaled_softmax(const float* logits, std::int64_t n, float log_sum, float scale,
+                    MutElements y) {
+  HWY_DYNAMIC_DISPATCH(scaled_softmax)(logits, n, log_sum, scale, y);
 }
 
 }  // namespace fast

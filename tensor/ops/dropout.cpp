@@ -44,21 +44,21 @@ namespace {
 /// A tile is some rows of one sample, so that it has one key.
 void masked(Queue& queue, const char* name, const Dropout& dropout, std::int64_t rows_per_sample,
             const View& x, const View& residual, const MutView& out) {
-  expect_matrix(x, "x");
+  const Dtype dtype = compute_dtype(x, "x");
+  expect_matrix(x, "x", dtype);
   const std::int64_t n = x.shape()[0];
   const std::int64_t width = x.shape()[1];
   CHECK_CONTRACT(dropout.p >= 0 && dropout.p < 1, "dropout.p is in [0, 1)");
   CHECK_CONTRACT(rows_per_sample > 0 && n % rows_per_sample == 0, "x holds whole samples");
-  if (!residual.empty()) expect(residual, "residual", {n, width});
-  expect(out, "out", {n, width});
+  if (!residual.empty()) expect(residual, "residual", dtype, {n, width});
+  expect(out, "out", dtype, {n, width});
   const RowCut cut = cut_by_bytes(rows_per_sample, 24 * width);
   queue.tiles(name, n / rows_per_sample * cut.n_tiles(), [=](std::int64_t tile) {
     const std::int64_t sample = tile / cut.n_tiles();
     const Range rows = cut.rows(tile % cut.n_tiles());
     const std::int64_t begin = (sample * rows_per_sample + rows.begin) * width;
     fast::dropout(dropout.key(sample), dropout.p, rows.begin * width, rows.size() * width,
-                  x.as<float>() + begin, residual.empty() ? nullptr : residual.as<float>() + begin,
-                  out.as<float>() + begin);
+                  Elements(x) + begin, Elements(residual) + begin, MutElements(out) + begin);
   });
 }
 

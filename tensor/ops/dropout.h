@@ -22,11 +22,12 @@ struct Dropout {
 
 /// out[r, c] = residual[r, c] + mask * x[r, c] / (1 - p); residual may be empty (then 0), out may
 /// be x or residual. p = 0 only adds (or copies).
+///   x, residual, out f32, or all bf16, or all f16: the sum in f32 is rounded once
 ///   x (n, C) where rows [i * rows_per_sample, (i+1) * rows_per_sample) are sample first_sample + i
 void dropout_forward(Queue& queue, const Dropout& dropout, std::int64_t rows_per_sample, View x,
                      View residual, MutView out);
 
-/// dx = mask * dy / (1 - p). dx may be dy.
+/// dx = mask * dy / (1 - p). dx may be dy. dy and dx have one dtype, as above.
 void dropout_backward(Queue& queue, const Dropout& dropout, std::int64_t rows_per_sample, View dy,
                       MutView dx);
 

@@ -12,9 +12,6 @@ HWY_BEFORE_NAMESPACE();
 namespace llm {
 namespace HWY_NAMESPACE {
 
-using WordTag = hn::RebindToUnsigned<RegisterTag>;
-using Words = hn::Vec<WordTag>;
-
 struct Product {
   Words high;
   Words low;
@@ -96,8 +93,9 @@ void dropout_factors(std::uint64_t key, float p, std::int64_t first, std::int64_
   }
 }
 
-void dropout(std::uint64_t key, float p, std::int64_t first, std::int64_t n, const float* x,
-             const float* residual, float* out) {
+template <typename T>
+void masked(std::uint64_t key, float p, std::int64_t first, std::int64_t n, const T* x,
+            const T* residual, T* out) {
   constexpr std::int64_t batch = 16 * chunk_elements;
   alignas(64) float factors[batch];
   for (std::int64_t begin = 0; begin < n; begin += batch) {
@@ -116,6 +114,14 @@ void dropout(std::uint64_t key, float p, std::int64_t first, std::int64_t n, con
   }
 }
 
+void dropout(std::uint64_t key, float p, std::int64_t first, std::int64_t n, Elements x,
+             Elements residual, MutElements out) {
+  with_type_of(x.dtype, [&](auto type) {
+    using T = decltype(type);
+    masked(key, p, first, n, x.as<T>(), residual.as<T>(), out.as<T>());
+  });
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace llm
 HWY_AFTER_NAMESPACE();
@@ -131,8 +137,8 @@ void dropout_factors(std::uint64_t key, float p, std::int64_t first, std::int64_
   HWY_DYNAMIC_DISPATCH(dropout_factors)(key, p, first, n, factors);
 }
 
-void dropout(std::uint64_t key, float p, std::int64_t first, std::int64_t n, const float* x,
-             const float* residual, float* out) {
+void dropout(std::uint64_t key, float p, std::int64_t first, std::int64_t n, Elements x,
+             Elements residual, MutElements out) {
   HWY_DYNAMIC_DISPATCH(dropout)(key, p, first, n, x, residual, out);
 }
 

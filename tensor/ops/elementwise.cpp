@@ -5,6 +5,7 @@
 
 #include "tensor/ops/checks.h"
 #include "tensor/ops/elementwise_kernels.h"
+#include "tensor/ops/rounding.h"
 #include "tensor/ops/tiles.h"
 
 namespace llm {
@@ -51,33 +52,46 @@ void copy(Queue& queue, View x, MutView y) {
   });
 }
 
+void convert(Queue& queue, View x, MutView y) {
+  expect_elements(x, "x", y.n_elements(), compute_dtype(x, "x"));
+  expect_elements(y, "y", y.n_elements(), compute_dtype(y, "y"));
+  const RowCut cut = cut_by_bytes(x.n_elements(), 8);
+  queue.tiles("convert", cut.n_tiles(), [=](std::int64_t tile) {
+    const Range range = cut.rows(tile);
+    fast::convert(Elements(x) + range.begin, MutElements(y) + range.begin, range.size());
+  });
+}
+
 void fill(Queue& queue, float value, MutView y) {
-  expect_elements(y, "y", y.n_elements());
+  expect_elements(y, "y", y.n_elements(), compute_dtype(y, "y"));
   const RowCut cut = cut_by_bytes(y.n_elements(), 4);
   queue.tiles("fill", cut.n_tiles(), [=](std::int64_t tile) {
     const Range range = cut.rows(tile);
-    std::fill(y.as<float>() + range.begin, y.as<float>() + range.end, value);
+    with_type_of(y.dtype(), [&](auto type) {
+      using T = decltype(type);
+      std::fill(y.as<T>() + range.begin, y.as<T>() + range.end, round_to<T>(value));
+    });
   });
 }
 
 void add(Queue& queue, View x, MutView y) {
-  expect_elements(x, "x", x.n_elements());
-  expect_elements(y, "y", x.n_elements());
+  expect_elements(x, "x", x.n_elements(), compute_dtype(x, "x"));
+  expect_elements(y, "y", x.n_elements(), compute_dtype(y, "y"));
   const RowCut cut = cut_by_bytes(x.n_elements(), 12);
   queue.tiles("add", cut.n_tiles(), [=](std::int64_t tile) {
     const Range range = cut.rows(tile);
-    fast::add(x.as<float>() + range.begin, y.as<float>() + range.begin, range.size());
+    fast::add(Elements(x) + range.begin, MutElements(y) + range.begin, range.size());
   });
 }
 
 void add_rows(Queue& queue, View bias, MutView y) {
-  expect_matrix(y, "y");
+  expect_matrix(y, "y", compute_dtype(y, "y"));
   const std::int64_t width = y.shape()[1];
   expect(bias, "bias", {width});
   const RowCut cut = cut_by_bytes(y.shape()[0], 8 * width);
   queue.tiles("add_rows", cut.n_tiles(), [=](std::int64_t tile) {
     const Range rows = cut.rows(tile);
-    fast::add_rows(bias.as<float>(), y.as<float>() + rows.begin * width, rows.size(), width);
+    fast::add_rows(bias.as<float>(), MutElements(y) + rows.begin * width, rows.size(), width);
   });
 }
 

@@ -29,7 +29,7 @@ void scatter_columns(const View& tokens, const View& dy, std::int64_t seq_len, R
                      const MutView& dtable, const MutView& dpositions) {
   const std::int64_t width = dtable.shape()[1];
   for (std::int64_t i = 0; i < tokens.n_elements(); ++i) {
-    const float* row = dy.as<float>() + i * width + columns.begin;
+    const Elements row = Elements(dy) + (i * width + columns.begin);
     const std::int64_t id = checked_row(tokens.as<std::int32_t>(), i, dtable.shape()[0]);
     fast::add(row, dtable.as<float>() + id * width + columns.begin, columns.size());
     if (dpositions.empty()) continue;
@@ -49,14 +49,15 @@ void zero(Queue& queue, const MutView& y) {
 
 void embedding_forward(Queue& queue, View tokens, View table, View positions, std::int64_t seq_len,
                        MutView y) {
-  expect_matrix(table, "table");
+  const Dtype dtype = compute_dtype(table, "table");
+  expect_matrix(table, "table", dtype);
   const std::int64_t n = tokens.n_elements();
   const std::int64_t width = table.shape()[1];
   CHECK_CONTRACT(tokens.dtype() == Dtype::i32, "tokens are i32");
   CHECK_CONTRACT(seq_len > 0 && n % seq_len == 0, "tokens are whole sequences");
-  expect(y, "y", {n, width});
+  expect(y, "y", dtype, {n, width});
   if (!positions.empty()) {
-    expect_matrix(positions, "positions");
+    expect_matrix(positions, "positions", dtype);
     CHECK_CONTRACT(positions.shape()[0] >= seq_len && positions.shape()[1] == width,
                    "positions has a row as wide as the table's for each place of a sequence");
   }
@@ -65,11 +66,10 @@ void embedding_forward(Queue& queue, View tokens, View table, View positions, st
     const Range rows = cut.rows(tile);
     for (std::int64_t i = rows.begin; i < rows.end; ++i) {
       const std::int64_t id = checked_row(tokens.as<std::int32_t>(), i, table.shape()[0]);
-      float* row = y.as<float>() + i * width;
-      std::memcpy(row, table.as<float>() + id * width, static_cast<std::size_t>(width) * 4);
-      if (!positions.empty()) {
-        fast::add(positions.as<float>() + i % seq_len * width, row, width);
-      }
+      const MutElements row = MutElements(y) + i * width;
+      std::memcpy(row.data, (Elements(table) + id * width).data,
+                  static_cast<std::size_t>(width) * size_of(dtype));
+      if (!positions.empty()) fast::add(Elements(positions) + i % seq_len * width, row, width);
     }
   });
 }
@@ -81,7 +81,7 @@ void embedding_backward(Queue& queue, View tokens, View dy, std::int64_t seq_len
   const std::int64_t width = dtable.shape()[1];
   CHECK_CONTRACT(tokens.dtype() == Dtype::i32, "tokens are i32");
   CHECK_CONTRACT(seq_len > 0 && n % seq_len == 0, "tokens are whole sequences");
-  expect(dy, "dy", {n, width});
+  expect(dy, "dy", compute_dtype(dy, "dy"), {n, width});
   if (!dpositions.empty()) {
     expect_matrix(dpositions, "dpositions");
     CHECK_CONTRACT(dpositions.shape()[0] >= seq_len && dpositions.shape()[1] == width,

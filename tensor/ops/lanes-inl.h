@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "tensor/dtype.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace llm {
 namespace HWY_NAMESPACE {
@@ -67,6 +69,105 @@ HWY_INLINE void store(const Lanes& x, float* y, std::int64_t n) {
     alignas(64) float buffer[n_lanes];
     store(x, buffer);
     std::memcpy(y, buffer, static_cast<std::size_t>(n) * sizeof(float));
+  }
+}
+
+using WordTag = hn::RebindToUnsigned<RegisterTag>;
+using Words = hn::Vec<WordTag>;
+using HalfTag = hn::Rebind<std::uint16_t, RegisterTag>;
+using Halves = hn::Vec<HalfTag>;
+
+// Conversions as in tensor/ops/rounding.h. Neither the instructions for bf16, which flush subnormal
+// numbers, nor F16C, which some targets lack: every target has the same bits.
+HWY_INLINE Register widen(const Halves& x, Bf16 /*type*/) {
+  return hn::BitCast(register_tag, hn::ShiftLeft<16>(hn::PromoteTo(WordTag(), x)));
+}
+HWY_INLINE Register widen(const Halves& x, F16 /*type*/) {
+  const WordTag d;
+  const Words bits = hn::PromoteTo(d, x);
+  const Words size = hn::And(bits, hn::Set(d, 0x7fff));
+  // As an f32 whose exponent is 112 too small; the product is exact, also of subnormal numbers.
+  const Register y =
+      hn::Mul(hn::BitCast(register_tag, hn::ShiftLeft<13>(size)), hn::Set(register_tag, 0x1p112f));
+  const Words infinite =
+      hn::IfThenElseZero(hn::Gt(size, hn::Set(d, 0x7bff)), hn::Set(d, 0x7f800000));
+  const Words sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(d, 0x8000)));
+  return hn::BitCast(register_tag, hn::Or(hn::BitCast(d, y), hn::Or(infinite, sign)));
+}
+
+HWY_INLINE Halves lower_halves(const Words& x) {
+  const hn::RebindToSigned<WordTag> d;
+  return hn::DemoteTo(HalfTag(), hn::BitCast(d, x));  // saturates: x is below 2^16
+}
+HWY_INLINE Halves narrow(const Register& x, Bf16 /*type*/) {
+  const WordTag d;
+  const Words bits = hn::BitCast(d, x);
+  const Words upper = hn::ShiftRight<16>(bits);
+  const Words odd = hn::And(upper, hn::Set(d, 1));
+  const Words rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(d, 0x7fff))));
+  const auto is_nan = hn::Gt(hn::And(bits, hn::Set(d, 0x7fffffff)), hn::Set(d, 0x7f800000));
+  return lower_halves(hn::IfThenElse(is_nan, hn::Or(upper, hn::Set(d, 0x40)), rounded));
+}
+HWY_INLINE Halves narrow(const Register& x, F16 /*type*/) {
+  const WordTag d;
+  const Words bits = hn::BitCast(d, x);
+  const Words size = hn::And(bits, hn::Set(d, 0x7fffffff));
+  const Words odd = hn::And(hn::ShiftRight<13>(size), hn::Set(d, 1));
+  const Words normal = hn::ShiftRight<13>(
+      hn::Add(hn::Sub(size, hn::Set(d, 112u << 23)), hn::Add(odd, hn::Set(d, 0xfff))));
+  // Added to 0.5, whose last place is the least subnormal, a small number rounds as it should.
+  const Register half = hn::Set(register_tag, 0.5f);
+  const Words small =
+      hn::Sub(hn::BitCast(d, hn::Add(hn::BitCast(register_tag, size), half)), hn::BitCast(d, half));
+  const Words nan =
+      hn::Or(hn::Set(d, 0x7e00), hn::And(hn::ShiftRight<13>(size), hn::Set(d, 0x3ff)));
+  Words y = hn::IfThenElse(hn::Lt(size, hn::Set(d, 0x38800000)), small, normal);
+  y = hn::IfThenElse(hn::Lt(size, hn::Set(d, 0x47800000)), y, hn::Set(d, 0x7c00));
+  y = hn::IfThenElse(hn::Gt(size, hn::Set(d, 0x7f800000)), nan, y);
+  return lower_halves(hn::Or(y, hn::And(hn::ShiftRight<16>(bits), hn::Set(d, 0x8000))));
+}
+
+/// Sixteen elements of bf16 or f16 as f32.
+template <typename T>
+HWY_INLINE Lanes load(const T* x) {
+  Lanes y;
+  for (int p = 0; p < n_registers; ++p) {
+    const auto* bits = reinterpret_cast<const std::uint16_t*>(x + p * register_lanes);
+    y.part[p] = widen(hn::LoadU(HalfTag(), bits), T());
+  }
+  return y;
+}
+/// Rounded to the nearest, ties to even.
+template <typename T>
+HWY_INLINE void store(const Lanes& x, T* y) {
+  for (int p = 0; p < n_registers; ++p) {
+    auto* bits = reinterpret_cast<std::uint16_t*>(y + p * register_lanes);
+    hn::StoreU(narrow(x.part[p], T()), HalfTag(), bits);
+  }
+}
+template <typename T>
+HWY_INLINE Lanes load(const T* x, std::int64_t n) {
+  if (n >= n_lanes) return load(x);
+  if constexpr (n_registers == 1) {
+    const auto mask = hn::FirstN(HalfTag(), static_cast<std::size_t>(n));
+    const auto* bits = reinterpret_cast<const std::uint16_t*>(x);
+    return {{widen(hn::MaskedLoad(mask, HalfTag(), bits), T())}};
+  } else {
+    T buffer[n_lanes] = {};
+    std::memcpy(buffer, x, static_cast<std::size_t>(n) * sizeof(T));
+    return load(buffer);
+  }
+}
+template <typename T>
+HWY_INLINE void store(const Lanes& x, T* y, std::int64_t n) {
+  if (n >= n_lanes) return store(x, y);
+  if constexpr (n_registers == 1) {
+    const auto mask = hn::FirstN(HalfTag(), static_cast<std::size_t>(n));
+    hn::BlendedStore(narrow(x.part[0], T()), mask, HalfTag(), reinterpret_cast<std::uint16_t*>(y));
+  } else {
+    T buffer[n_lanes];
+    store(x, buffer);
+    std::memcpy(y, buffer, static_cast<std::size_t>(n) * sizeof(T));
   }
 }
 

@@ -1,7 +1,9 @@
 #include "tensor/ops/linear.h"
 
 #include <algorithm>
+#include <array>
 #include <memory>
+#include <vector>
 
 #include "tensor/ops/checks.h"
 #include "tensor/ops/elementwise_kernels.h"
@@ -14,6 +16,58 @@ namespace {
 /// Weights turned on their side at a time: 4 MiB stay in the caches of most machines.
 constexpr std::int64_t slab_elements = 1 << 20;
 
+/// f32 elements that one tile makes and others read.
+using Shared = std::shared_ptr<std::unique_ptr<float[]>>;
+
+Shared put_allocation(Queue& queue, std::int64_t n_elements) {
+  auto elements = std::make_shared<std::unique_ptr<float[]>>();
+  queue.work("linear_allocate", [=] {
+    *elements = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(n_elements));
+  });
+  return elements;
+}
+
+/// A matrix as f32: itself, or a copy that tiles of `queue` make and that lives as long as this.
+class WideMatrix {
+ public:
+  WideMatrix(Queue& queue, const View& x) : x_(x) {
+    if (x.dtype() == Dtype::f32) return;
+    copy_ = put_allocation(queue, x.n_elements());
+    const RowCut cut = cut_by_bytes(x.n_elements(), 6);
+    queue.tiles("linear_widen", cut.n_tiles(), [x, cut, copy = copy_](std::int64_t tile) {
+      const Range range = cut.rows(tile);
+      fast::convert(Elements(x) + range.begin, copy->get() + range.begin, range.size());
+    });
+  }
+  const float* data() const { return copy_ ? copy_->get() : x_.as<float>(); }
+
+ private:
+  View x_;
+  Shared copy_;
+};
+
+enum class Slot : std::uint8_t { input, output };
+
+/// Scratch of one thread; what is in it is overwritten before it is read.
+float* scratch(Slot slot, std::int64_t n) {
+  static thread_local std::array<std::vector<float>, 2> slots;
+  std::vector<float>& x = slots.at(static_cast<std::size_t>(slot));
+  if (x.size() < static_cast<std::size_t>(n)) x.resize(static_cast<std::size_t>(n));
+  return x.data();
+}
+
+/// Rows or columns of a matrix as f32: in place, or a copy in scratch.
+struct WideBlock {
+  const float* data;
+  std::int64_t stride;
+};
+WideBlock widened(Elements x, std::int64_t stride, std::int64_t n_rows, std::int64_t width) {
+  if (x.dtype == Dtype::f32) return {x.as<float>(), stride};
+  float* copy = scratch(Slot::input, n_rows * width);
+  fast::convert_rows(x, stride, n_rows, width, copy, width);
+  return {copy, width};
+}
+
 struct Forward {
   View x, weight, bias;
   MutView y;
@@ -23,24 +77,94 @@ struct Forward {
 void forward_tile(const Forward& v, Range rows, Range features, const float* turned) {
   const std::int64_t n_in = v.x.shape()[1];
   const std::int64_t n_out = v.y.shape()[1];
-  float* y = v.y.as<float>() + rows.begin * n_out + features.begin;
+  const WideBlock x = widened(Elements(v.x) + rows.begin * n_in, n_in, rows.size(), n_in);
+  const MutElements y = MutElements(v.y) + (rows.begin * n_out + features.begin);
+  const bool in_place = y.dtype == Dtype::f32;
+  float* sums = in_place ? y.as<float>() : scratch(Slot::output, rows.size() * features.size());
+  const std::int64_t stride = in_place ? n_out : features.size();
   matmul({.transpose_a = false,
           .transpose_b = false,
           .m = rows.size(),
           .n = features.size(),
           .k = n_in,
           .alpha = 1,
-          .a = v.x.as<float>() + rows.begin * n_in,
-          .lda = n_in,
+          .a = x.data,
+          .lda = x.stride,
           .b = turned,
           .ldb = features.size(),
           .beta = 0,
-          .c = y,
-          .ldc = n_out});
-  if (v.bias.empty()) return;
-  for (std::int64_t r = 0; r < rows.size(); ++r) {
-    fast::add(v.bias.as<float>() + features.begin, y + r * n_out, features.size());
+          .c = sums,
+          .ldc = stride});
+  for (std::int64_t r = 0; r < rows.size() && !v.bias.empty(); ++r) {
+    fast::add(v.bias.as<float>() + features.begin, sums + r * stride, features.size());
   }
+  if (!in_place) fast::convert_rows(sums, stride, rows.size(), features.size(), y, n_out);
+}
+
+struct BackwardInput {
+  View dy;
+  WideMatrix weight;
+  Write write;
+  MutView dx;
+};
+
+void backward_input_tile(const BackwardInput& v, Range rows) {
+  const std::int64_t n_in = v.dx.shape()[1];
+  const std::int64_t n_out = v.dy.shape()[1];
+  const WideBlock dy = widened(Elements(v.dy) + rows.begin * n_out, n_out, rows.size(), n_out);
+  const MutElements dx = MutElements(v.dx) + rows.begin * n_in;
+  const bool in_place = dx.dtype == Dtype::f32;
+  float* sums = in_place ? dx.as<float>() : scratch(Slot::output, rows.size() * n_in);
+  matmul({.transpose_a = false,
+          .transpose_b = false,
+          .m = rows.size(),
+          .n = n_in,
+          .k = n_out,
+          .alpha = 1,
+          .a = dy.data,
+          .lda = dy.stride,
+          .b = v.weight.data(),
+          .ldb = n_in,
+          .beta = in_place && v.write == Write::add ? 1.0f : 0.0f,
+          .c = sums,
+          .ldc = n_in});
+  if (in_place) return;
+  if (v.write == Write::add) {
+    fast::add(sums, dx, rows.size() * n_in);
+  } else {
+    fast::convert(sums, dx, rows.size() * n_in);
+  }
+}
+
+struct BackwardWeight {
+  WideMatrix x;
+  View dy;
+  Write write;
+  MutView dweight, dbias;
+};
+
+void backward_weight_tile(const BackwardWeight& v, Range features) {
+  const std::int64_t n = v.dy.shape()[0];
+  const std::int64_t n_out = v.dy.shape()[1];
+  const std::int64_t n_in = v.dweight.shape()[1];
+  const Elements columns = Elements(v.dy) + features.begin;
+  const WideBlock dy = widened(columns, n_out, n, features.size());
+  matmul({.transpose_a = true,
+          .transpose_b = false,
+          .m = features.size(),
+          .n = n_in,
+          .k = n,
+          .alpha = 1,
+          .a = dy.data,
+          .lda = dy.stride,
+          .b = v.x.data(),
+          .ldb = n_in,
+          .beta = v.write == Write::add ? 1.0f : 0.0f,
+          .c = v.dweight.as<float>() + features.begin * n_in,
+          .ldc = n_in});
+  if (v.dbias.empty()) return;
+  fast::sum_rows(dy.data, n, dy.stride, features.size(), v.write == Write::add,
+                 v.dbias.as<float>() + features.begin);
 }
 
 }  // namespace
@@ -49,14 +173,15 @@ void forward_tile(const Forward& v, Range rows, Range features, const float* tur
 // serves every tile. The number of rows does not decide this, since the two products differ in
 // their bits.
 void linear_forward(Queue& queue, View x, View weight, View bias, MutView y) {
-  expect_matrix(x, "x");
-  expect_matrix(weight, "weight");
+  const Dtype dtype = compute_dtype(x, "x");
+  expect_matrix(x, "x", dtype);
+  expect_matrix(weight, "weight", dtype);
   const std::int64_t n = x.shape()[0];
   const std::int64_t n_in = x.shape()[1];
   const std::int64_t n_out = weight.shape()[0];
-  expect(weight, "weight", {n_out, n_in});
+  expect(weight, "weight", dtype, {n_out, n_in});
   if (!bias.empty()) expect(bias, "bias", {n_out});
-  expect(y, "y", {n, n_out});
+  expect(y, "y", y.dtype() == Dtype::f32 ? Dtype::f32 : dtype, {n, n_out});
   const Forward views{x, weight, bias, y};
   const std::int64_t slab = slab_elements / std::max<std::int64_t>(1, n_in) / 64 * 64;
   const RowCut slabs{n_out, std::max<std::int64_t>(64, slab), least_product_rows};
@@ -67,7 +192,7 @@ void linear_forward(Queue& queue, View x, View weight, View bias, MutView y) {
     queue.work("linear_transpose", [=] {
       *turned =
           std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(features.size() * n_in));
-      fast::transpose(weight.as<float>() + features.begin * n_in, n_in, features.size(), n_in,
+      fast::transpose(Elements(weight) + features.begin * n_in, n_in, features.size(), n_in,
                       turned->get(), features.size());
     });
     queue.tiles("linear_forward", cut.n_tiles(), [=](std::int64_t tile) {
@@ -77,64 +202,35 @@ void linear_forward(Queue& queue, View x, View weight, View bias, MutView y) {
 }
 
 void linear_backward_input(Queue& queue, View dy, View weight, Write write, MutView dx) {
-  expect_matrix(dy, "dy");
-  expect_matrix(weight, "weight");
+  const Dtype dtype = compute_dtype(dy, "dy");
+  expect_matrix(dy, "dy", dtype);
+  expect_matrix(weight, "weight", dtype);
   const std::int64_t n = dy.shape()[0];
   const std::int64_t n_in = weight.shape()[1];
   const std::int64_t n_out = weight.shape()[0];
-  expect(dy, "dy", {n, n_out});
-  expect(dx, "dx", {n, n_in});
+  expect(dy, "dy", dtype, {n, n_out});
+  expect(dx, "dx", dtype, {n, n_in});
+  const BackwardInput views{dy, WideMatrix(queue, weight), write, dx};
   const RowCut cut = cut_by_flops(n, 2 * n_in * n_out);
-  queue.tiles("linear_backward_input", cut.n_tiles(), [=](std::int64_t tile) {
-    const Range rows = cut.rows(tile);
-    matmul({.transpose_a = false,
-            .transpose_b = false,
-            .m = rows.size(),
-            .n = n_in,
-            .k = n_out,
-            .alpha = 1,
-            .a = dy.as<float>() + rows.begin * n_out,
-            .lda = n_out,
-            .b = weight.as<float>(),
-            .ldb = n_in,
-            .beta = write == Write::add ? 1.0f : 0.0f,
-            .c = dx.as<float>() + rows.begin * n_in,
-            .ldc = n_in});
-  });
+  queue.tiles("linear_backward_input", cut.n_tiles(),
+              [=](std::int64_t tile) { backward_input_tile(views, cut.rows(tile)); });
 }
 
 void linear_backward_weight(Queue& queue, View x, View dy, Write write, MutView dweight,
                             MutView dbias) {
-  expect_matrix(x, "x");
-  expect_matrix(dy, "dy");
+  const Dtype dtype = compute_dtype(x, "x");
+  expect_matrix(x, "x", dtype);
+  expect_matrix(dy, "dy", dtype);
   const std::int64_t n = x.shape()[0];
   const std::int64_t n_in = x.shape()[1];
   const std::int64_t n_out = dy.shape()[1];
-  expect(dy, "dy", {n, n_out});
+  expect(dy, "dy", dtype, {n, n_out});
   expect(dweight, "dweight", {n_out, n_in});
   if (!dbias.empty()) expect(dbias, "dbias", {n_out});
+  const BackwardWeight views{WideMatrix(queue, x), dy, write, dweight, dbias};
   const RowCut cut = cut_by_flops(n_out, 2 * n_in * n);
-  queue.tiles("linear_backward_weight", cut.n_tiles(), [=](std::int64_t tile) {
-    const Range features = cut.rows(tile);
-    const float* dy_columns = dy.as<float>() + features.begin;
-    matmul({.transpose_a = true,
-            .transpose_b = false,
-            .m = features.size(),
-            .n = n_in,
-            .k = n,
-            .alpha = 1,
-            .a = dy_columns,
-            .lda = n_out,
-            .b = x.as<float>(),
-            .ldb = n_in,
-            .beta = write == Write::add ? 1.0f : 0.0f,
-            .c = dweight.as<float>() + features.begin * n_in,
-            .ldc = n_in});
-    if (!dbias.empty()) {
-      fast::sum_rows(dy_columns, n, n_out, features.size(), write == Write::add,
-                     dbias.as<float>() + features.begin);
-    }
-  });
+  queue.tiles("linear_backward_weight", cut.n_tiles(),
+              [=](std::int64_t tile) { backward_weight_tile(views, cut.rows(tile)); });
 }
 
 }  // namespace llm

@@ -7,16 +7,20 @@ namespace llm {
 /// Whether an op overwrites its output or adds to what is there.
 enum class Write : std::uint8_t { set, add };
 
+// Products and sums are f32 whatever the dtype of the matrices; a low dtype is f16 or bf16.
+
 /// y = x W^T + b. A row's bits do not depend on the other rows, nor on their number from 16 on.
-///   x (n, in)   W (out, in)   b (out) or empty   y (n, out), not overlapping x
+///   x (n, in)   W (out, in)   b (out) f32 or empty   y (n, out), not overlapping x
+///   x and W have one dtype, f32 or low; y has the same or is f32
 void linear_forward(Queue& queue, View x, View weight, View bias, MutView y);
 
-/// dx = dy W (Write::add: dx += dy W).
-///   dy (n, out)   W (out, in)   dx (n, in)
+/// dx = dy W (Write::add: dx += dy W, and the sum is rounded once).
+///   dy (n, out)   W (out, in)   dx (n, in)   all f32, or all of one low dtype
 void linear_backward_input(Queue& queue, View dy, View weight, Write write, MutView dx);
 
 /// dW = dy^T x and, where `dbias` is not empty, dbias = sum over rows of dy, rows in order.
-///   x (n, in)   dy (n, out)   dW (out, in)   dbias (out) or empty
+///   x (n, in)   dy (n, out), of one dtype, f32 or low   dW (out, in) f32   dbias (out) f32 or
+///   empty
 /// Write::add adds the product to what is there; its bits then depend on the library's blocking.
 void linear_backward_weight(Queue& queue, View x, View dy, Write write, MutView dweight,
                             MutView dbias);

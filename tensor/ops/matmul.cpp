@@ -2,6 +2,7 @@
 
 #include <oneapi/dnnl/dnnl.h>
 
+#include <atomic>
 #include <string>
 
 #include "src/base/check.h"
@@ -29,7 +30,33 @@ void scale_only(const Matmul& p) {
   }
 }
 
+std::atomic<ProductKernel>& chosen_kernel() {
+  static std::atomic<ProductKernel> kernel(has_fast_bf16() ? ProductKernel::bf16
+                                                           : ProductKernel::f32_copies);
+  return kernel;
+}
+
 }  // namespace
+
+bool has_fast_bf16() {
+  // The library's word, since DNNL_MAX_CPU_ISA may hold it below what the CPU has.
+  const unsigned isa = dnnl_get_effective_cpu_isa();
+  const unsigned needed = dnnl_cpu_isa_avx512_core_bf16;
+  return (isa & needed) == needed;
+}
+
+void set_product_kernel(ProductKernel kernel) {
+  if (kernel == ProductKernel::bf16 && !has_fast_bf16()) {
+    throw ConfigError(
+        "products in bf16 need a CPU with AVX512_BF16, which this one lacks; "
+        "let all ranks use f32 copies");
+  }
+  chosen_kernel() = kernel;
+}
+
+ProductKernel product_kernel() {
+  return chosen_kernel();
+}
 
 void matmul(const Matmul& p) {
   if (p.m == 0 || p.n == 0) return;

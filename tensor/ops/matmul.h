@@ -3,6 +3,18 @@
 
 namespace llm {
 
+/// What multiplies matrices of bf16: instructions of the CPU that take bf16, or copies in f32. The
+/// sums differ in their bits, so all ranks of a job use the same. f16 is always copied.
+enum class ProductKernel : std::uint8_t { f32_copies, bf16 };
+
+/// Whether this CPU multiplies bf16 faster than f32 (AVX512_BF16 or more).
+bool has_fast_bf16();
+
+/// The process's kernel: bf16 where has_fast_bf16() unless set. Set it before ops are put in a
+/// queue; `bf16` on a CPU without the instructions is a ConfigError.
+void set_product_kernel(ProductKernel kernel);
+ProductKernel product_kernel();
+
 /// c (m, n) = alpha * op(a) op(b) + beta * c, all f32 and row-major with leading dimensions in
 /// elements; op transposes where asked: op(a) is (m, k), op(b) is (k, n). beta 0 never reads c.
 struct Matmul {

@@ -23,8 +23,8 @@ void zero_sums(const NormBackward& p) {
 void layer_norm_forward(const NormForward& p) {
   const auto n = static_cast<float>(p.width);
   for (std::int64_t r = 0; r < p.n_rows; ++r) {
-    const float* x = p.x + r * p.width;
-    float* y = p.y + r * p.width;
+    const float* x = p.x.as<float>() + r * p.width;
+    float* y = p.y.as<float>() + r * p.width;
     float mean = 0;
     for (std::int64_t c = 0; c < p.width; ++c) mean += x[c];
     mean /= n;
@@ -45,9 +45,9 @@ void layer_norm_backward(const NormBackward& p) {
   zero_sums(p);
   const auto n = static_cast<float>(p.width);
   for (std::int64_t r = 0; r < p.n_rows; ++r) {
-    const float* x = p.x + r * p.width;
-    const float* dy = p.dy + r * p.width;
-    float* dx = p.dx + r * p.width;
+    const float* x = p.x.as<float>() + r * p.width;
+    const float* dy = p.dy.as<float>() + r * p.width;
+    float* dx = p.dx.as<float>() + r * p.width;
     float sum_g = 0;
     float sum_gh = 0;
     for (std::int64_t c = 0; c < p.width; ++c) {
@@ -68,8 +68,8 @@ void layer_norm_backward(const NormBackward& p) {
 void rms_norm_forward(const NormForward& p) {
   const auto n = static_cast<float>(p.width);
   for (std::int64_t r = 0; r < p.n_rows; ++r) {
-    const float* x = p.x + r * p.width;
-    float* y = p.y + r * p.width;
+    const float* x = p.x.as<float>() + r * p.width;
+    float* y = p.y.as<float>() + r * p.width;
     float squares = 0;
     for (std::int64_t c = 0; c < p.width; ++c) squares += x[c] * x[c];
     const float rstd = 1 / std::sqrt(squares / n + p.epsilon);
@@ -83,9 +83,9 @@ void rms_norm_backward(const NormBackward& p) {
   zero_sums(p);
   const auto n = static_cast<float>(p.width);
   for (std::int64_t r = 0; r < p.n_rows; ++r) {
-    const float* x = p.x + r * p.width;
-    const float* dy = p.dy + r * p.width;
-    float* dx = p.dx + r * p.width;
+    const float* x = p.x.as<float>() + r * p.width;
+    const float* dy = p.dy.as<float>() + r * p.width;
+    float* dx = p.dx.as<float>() + r * p.width;
     float sum_gh = 0;
     for (std::int64_t c = 0; c < p.width; ++c) sum_gh += dy[c] * p.weight[c] * x[c] * p.rstd[r];
     for (std::int64_t c = 0; c < p.width; ++c) {
@@ -124,24 +124,25 @@ float* at(const MutView& view, std::int64_t begin) {
 
 void forward(Queue& queue, const char* name, const ForwardViews& v,
              void (*body)(const NormForward&)) {
-  expect_matrix(v.x, "x");
+  const Dtype dtype = compute_dtype(v.x, "x");
+  expect_matrix(v.x, "x", dtype);
   const std::int64_t n = v.x.shape()[0];
   const std::int64_t width = v.x.shape()[1];
   expect(v.weight, "weight", {width});
   if (!v.bias.empty()) expect(v.bias, "bias", {width});
   if (!v.mean.empty()) expect(v.mean, "mean", {n});
   expect(v.rstd, "rstd", {n});
-  expect(v.y, "y", {n, width});
+  expect(v.y, "y", dtype, {n, width});
   const RowCut cut = cut_by_bytes(n, 8 * width);
   queue.tiles(name, cut.n_tiles(), [=](std::int64_t tile) {
     const Range rows = cut.rows(tile);
     body({.n_rows = rows.size(),
           .width = width,
-          .x = at(v.x, rows.begin * width),
+          .x = Elements(v.x) + rows.begin * width,
           .weight = at(v.weight, 0),
           .bias = at(v.bias, 0),
           .epsilon = v.epsilon,
-          .y = at(v.y, rows.begin * width),
+          .y = MutElements(v.y) + rows.begin * width,
           .mean = at(v.mean, rows.begin),
           .rstd = at(v.rstd, rows.begin)});
   });
@@ -164,14 +165,15 @@ void add_partials(const std::vector<float>& partials, std::int64_t first, std::i
 /// Each tile sums dweight and dbias over its own rows; one more tile adds these sums in order.
 void backward(Queue& queue, const char* name, const BackwardViews& v,
               void (*body)(const NormBackward&)) {
-  expect_matrix(v.x, "x");
+  const Dtype dtype = compute_dtype(v.x, "x");
+  expect_matrix(v.x, "x", dtype);
   const std::int64_t n = v.x.shape()[0];
   const std::int64_t width = v.x.shape()[1];
   expect(v.weight, "weight", {width});
   if (!v.mean.empty()) expect(v.mean, "mean", {n});
   expect(v.rstd, "rstd", {n});
-  expect(v.dy, "dy", {n, width});
-  expect(v.dx, "dx", {n, width});
+  expect(v.dy, "dy", dtype, {n, width});
+  expect(v.dx, "dx", dtype, {n, width});
   expect(v.dweight, "dweight", {width});
   if (!v.dbias.empty()) expect(v.dbias, "dbias", {width});
   const RowCut cut = cut_by_bytes(n, 16 * width);
@@ -183,13 +185,13 @@ void backward(Queue& queue, const char* name, const BackwardViews& v,
     float* sums = partials->data() + tile * stride;
     body({.n_rows = rows.size(),
           .width = width,
-          .x = at(v.x, rows.begin * width),
+          .x = Elements(v.x) + rows.begin * width,
           .weight = at(v.weight, 0),
           .mean = at(v.mean, rows.begin),
           .rstd = at(v.rstd, rows.begin),
-          .dy = at(v.dy, rows.begin * width),
+          .dy = Elements(v.dy) + rows.begin * width,
           .add_dx = v.write_dx == Write::add,
-          .dx = at(v.dx, rows.begin * width),
+          .dx = MutElements(v.dx) + rows.begin * width,
           .dweight = sums,
           .dbias = v.dbias.empty() ? nullptr : sums + width});
   });

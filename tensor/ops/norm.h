@@ -7,6 +7,8 @@ namespace llm {
 
 /// y = (x - mean) * rstd * weight + bias over each row, rstd = 1 / sqrt(variance + epsilon).
 ///   x, y (n, C)   weight (C)   bias (C) or empty   mean, rstd (n), f32, kept for backward
+/// Here and below x, y, dx and dy have one dtype, f32, bf16 or f16, and the others are f32;
+/// arithmetic is in f32 and what is stored is rounded once (with Write::add the sum is).
 void layer_norm_forward(Queue& queue, View x, View weight, View bias, float epsilon, MutView y,
                         MutView mean, MutView rstd);
 

@@ -13,14 +13,16 @@ HWY_BEFORE_NAMESPACE();
 namespace llm {
 namespace HWY_NAMESPACE {
 
-HWY_INLINE float row_mean(const float* x, std::int64_t width) {
+template <typename T>
+HWY_INLINE float row_mean(const T* x, std::int64_t width) {
   Lanes sum = broadcast(0);
   for (std::int64_t c = 0; c < width; c += n_lanes) sum = sum + load(x + c, width - c);
   return sum_of_lanes(sum) / static_cast<float>(width);
 }
 
 /// The mean of (x - center)^2.
-HWY_INLINE float mean_square(const float* x, float center, std::int64_t width) {
+template <typename T>
+HWY_INLINE float mean_square(const T* x, float center, std::int64_t width) {
   const Lanes centers = broadcast(center);
   Lanes sum = broadcast(0);
   for (std::int64_t c = 0; c < width; c += n_lanes) {
@@ -30,10 +32,11 @@ HWY_INLINE float mean_square(const float* x, float center, std::int64_t width) {
   return sum_of_lanes(sum) / static_cast<float>(width);
 }
 
-void layer_norm_forward(const NormForward& p) {
+template <typename T>
+void layer_forward(const NormForward& p) {
   for (std::int64_t r = 0; r < p.n_rows; ++r) {
-    const float* x = p.x + r * p.width;
-    float* y = p.y + r * p.width;
+    const T* x = p.x.as<T>() + r * p.width;
+    T* y = p.y.as<T>() + r * p.width;
     const float mean = row_mean(x, p.width);
     const float rstd = 1 / std::sqrt(mean_square(x, mean, p.width) + p.epsilon);
     const Lanes means = broadcast(mean);
@@ -48,10 +51,11 @@ void layer_norm_forward(const NormForward& p) {
   }
 }
 
-void rms_norm_forward(const NormForward& p) {
+template <typename T>
+void rms_forward(const NormForward& p) {
   for (std::int64_t r = 0; r < p.n_rows; ++r) {
-    const float* x = p.x + r * p.width;
-    float* y = p.y + r * p.width;
+    const T* x = p.x.as<T>() + r * p.width;
+    T* y = p.y.as<T>() + r * p.width;
     const float rstd = 1 / std::sqrt(mean_square(x, 0, p.width) + p.epsilon);
     const Lanes rstds = broadcast(rstd);
     for (std::int64_t c = 0; c < p.width; c += n_lanes) {
@@ -63,11 +67,11 @@ void rms_norm_forward(const NormForward& p) {
 }
 
 /// Both norms: rms_norm is the case without a mean, where the term of the mean of g falls away.
-template <bool has_mean>
+template <bool has_mean, typename T>
 HWY_INLINE void backward_row(const NormBackward& p, std::int64_t r) {
-  const float* x = p.x + r * p.width;
-  const float* dy = p.dy + r * p.width;
-  float* dx = p.dx + r * p.width;
+  const T* x = p.x.as<T>() + r * p.width;
+  const T* dy = p.dy.as<T>() + r * p.width;
+  T* dx = p.dx.as<T>() + r * p.width;
   const Lanes mean = broadcast(has_mean ? p.mean[r] : 0);
   const Lanes rstd = broadcast(p.rstd[r]);
   Lanes sum_g = broadcast(0);
@@ -94,18 +98,24 @@ HWY_INLINE void backward_row(const NormBackward& p, std::int64_t r) {
   }
 }
 
-template <bool has_mean>
+template <bool has_mean, typename T>
 void backward(const NormBackward& p) {
   std::fill(p.dweight, p.dweight + p.width, 0.0f);
   if (p.dbias) std::fill(p.dbias, p.dbias + p.width, 0.0f);
-  for (std::int64_t r = 0; r < p.n_rows; ++r) backward_row<has_mean>(p, r);
+  for (std::int64_t r = 0; r < p.n_rows; ++r) backward_row<has_mean, T>(p, r);
 }
 
+void layer_norm_forward(const NormForward& p) {
+  with_type_of(p.x.dtype, [&](auto type) { layer_forward<decltype(type)>(p); });
+}
 void layer_norm_backward(const NormBackward& p) {
-  backward<true>(p);
+  with_type_of(p.x.dtype, [&](auto type) { backward<true, decltype(type)>(p); });
+}
+void rms_norm_forward(const NormForward& p) {
+  with_type_of(p.x.dtype, [&](auto type) { rms_forward<decltype(type)>(p); });
 }
 void rms_norm_backward(const NormBackward& p) {
-  backward<false>(p);
+  with_type_of(p.x.dtype, [&](auto type) { backward<false, decltype(type)>(p); });
 }
 
 }  // namespace HWY_NAMESPACE

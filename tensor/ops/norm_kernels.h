@@ -1,7 +1,10 @@
 #pragma once
 #include <cstdint>
 
-/// Bodies of norm.h on contiguous rows of f32. `plain` is the definition; `fast` sums a row in 16
+#include "tensor/ops/elements.h"
+
+/// Bodies of norm.h on contiguous rows; x, y and their gradients have one dtype. `plain` is the
+/// definition, in f32 alone; `fast` sums a row in 16
 /// lanes (element i in lane i % 16) that fold pairwise, and agrees to about 1e-6 of a row's scale.
 namespace llm {
 
@@ -9,11 +12,11 @@ namespace llm {
 struct NormForward {
   std::int64_t n_rows;
   std::int64_t width;
-  const float* x;
+  Elements x;
   const float* weight;
   const float* bias;
   float epsilon;
-  float* y;
+  MutElements y;
   float* mean;  ///< unused by rms_norm
   float* rstd;
 };
@@ -23,13 +26,13 @@ struct NormForward {
 struct NormBackward {
   std::int64_t n_rows;
   std::int64_t width;
-  const float* x;
+  Elements x;
   const float* weight;
   const float* mean;  ///< unused by rms_norm
   const float* rstd;
-  const float* dy;
+  Elements dy;
   bool add_dx;
-  float* dx;
+  MutElements dx;
   float* dweight;
   float* dbias;
 };

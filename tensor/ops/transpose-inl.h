@@ -1,4 +1,4 @@
-// The transpose of a matrix in blocks of 4 rows and 16 columns.
+// The transpose of a matrix of any dtype into f32, in blocks of 4 rows and 16 columns.
 #if defined(LLM_TENSOR_OPS_TRANSPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLM_TENSOR_OPS_TRANSPOSE_INL_H_
 #undef LLM_TENSOR_OPS_TRANSPOSE_INL_H_
@@ -7,13 +7,15 @@
 #endif
 
 #include "tensor/ops/lanes-inl.h"
+#include "tensor/ops/rounding.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace llm {
 namespace HWY_NAMESPACE {
 
 /// out[c * out_stride + r] = x[r * stride + c] for 4 rows and 16 columns.
-HWY_INLINE void transpose_block(const float* x, std::int64_t stride, float* out,
+template <typename T>
+HWY_INLINE void transpose_block(const T* x, std::int64_t stride, float* out,
                                 std::int64_t out_stride) {
   const hn::Repartition<double, RegisterTag> pairs;
   const Lanes row[4] = {load(x), load(x + stride), load(x + 2 * stride), load(x + 3 * stride)};
@@ -45,8 +47,9 @@ HWY_INLINE void transpose_block(const float* x, std::int64_t stride, float* out,
 }
 
 /// out[c * out_stride + r] = x[r * stride + c]
-inline void transpose(const float* x, std::int64_t stride, std::int64_t n_rows,
-                      std::int64_t n_columns, float* out, std::int64_t out_stride) {
+template <typename T>
+void transpose(const T* x, std::int64_t stride, std::int64_t n_rows, std::int64_t n_columns,
+               float* out, std::int64_t out_stride) {
   const std::int64_t block_rows = n_rows / 4 * 4;
   const std::int64_t block_columns = n_columns / n_lanes * n_lanes;
   for (std::int64_t c = 0; c < block_columns; c += n_lanes) {
@@ -56,7 +59,7 @@ inline void transpose(const float* x, std::int64_t stride, std::int64_t n_rows,
   }
   for (std::int64_t r = 0; r < n_rows; ++r) {
     for (std::int64_t c = r < block_rows ? block_columns : 0; c < n_columns; ++c) {
-      out[c * out_stride + r] = x[r * stride + c];
+      out[c * out_stride + r] = to_float(x[r * stride + c]);
     }
   }
 }

@@ -82,10 +82,10 @@ TEST_CASE("the fast AdamW agrees with the definition, and a place in the array c
       for (std::int64_t i = 0; i < n; ++i) state[2][i] = std::abs(state[2][i]);
     }
     const auto& [fast, plain, single] = states;
-    fast::adamw(factors, g.data(), fast[0].data(), fast[1].data(), fast[2].data(), n);
+    fast::adamw(factors, g.data(), fast[0].data(), fast[1].data(), fast[2].data(), {}, n);
     plain::adamw(factors, g.data(), plain[0].data(), plain[1].data(), plain[2].data(), n);
     for (std::int64_t i = 0; i < n; ++i) {
-      fast::adamw(factors, &g[i], &single[0][i], &single[1][i], &single[2][i], 1);
+      fast::adamw(factors, &g[i], &single[0][i], &single[1][i], &single[2][i], {}, 1);
     }
     for (std::size_t k = 0; k < 3; ++k) {
       check_close(fast[k], plain[k], 3e-7);

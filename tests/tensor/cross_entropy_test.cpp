@@ -42,7 +42,7 @@ TEST_CASE("the gradient is scale * (softmax - one-hot) and agrees with central d
              reference(Doubles(x.begin() + width, x.end()),
                        static_cast<std::size_t>(n_classes - 1));
     };
-    cross_entropy_forward_backward(queue, labels, 0.5f, logits, losses);
+    cross_entropy_forward_backward(queue, labels, 0.5f, logits, logits, losses);
     queue.finish();
     CHECK(double{losses[0]} + double{losses[1]} == Approx(loss(at)).epsilon(1e-6));
     Doubles expected = numeric_gradient(at, loss);
@@ -55,11 +55,11 @@ TEST_CASE("an ignored label has no loss and no gradient, and leaves its neighbou
   Queue queue;
   const Tensor logits = random_tensor({3, 9}, 1), losses({3}), alone = random_tensor({3, 9}, 1);
   const Tensor lone_losses({3}), labels = ids_of({4, ignored_label, 2}), all = ids_of({4, 0, 2});
-  cross_entropy_forward_backward(queue, labels, 1, logits, losses);
+  cross_entropy_forward_backward(queue, labels, 1, logits, logits, losses);
   queue.finish();
   CHECK(losses[1] == 0.0f);
   for (std::int64_t v = 9; v < 18; ++v) CHECK(logits[v] == 0.0f);
-  cross_entropy_forward_backward(queue, all, 1, alone, lone_losses);
+  cross_entropy_forward_backward(queue, all, 1, alone, alone, lone_losses);
   queue.finish();
   CHECK(same_bits(part(View(logits), 18, {9}), part(View(alone), 18, {9})));
   CHECK(losses[2] == lone_losses[2]);
@@ -70,7 +70,7 @@ TEST_CASE("huge logits do not overflow, and the loss alone has the fused loss's 
   const Tensor logits = tensor_of({2, 3}, {1000, 1001, 999, -1e30f, 0, 1e30f}), a({2}), b({2});
   const Tensor labels = ids_of({1, 2});
   cross_entropy_forward(queue, logits, labels, a);
-  cross_entropy_forward_backward(queue, labels, 1, logits, b);
+  cross_entropy_forward_backward(queue, labels, 1, logits, logits, b);
   queue.finish();
   CHECK(a[0] == Approx(std::log(1 + std::exp(-1.0) + std::exp(-2.0))).epsilon(1e-4));
   CHECK(a[1] == 0.0f);
@@ -84,8 +84,8 @@ TEST_CASE(
     const Tensor fast = random_tensor({n}, 1, 8), plain = random_tensor({n}, 1, 8);
     const float log_sum = plain::log_sum_exp(plain.data(), n);
     CHECK(fast::log_sum_exp(fast.data(), n) == Approx(log_sum).epsilon(1e-6));
-    fast::scaled_softmax(fast.data(), n, log_sum, 2);
-    plain::scaled_softmax(plain.data(), n, log_sum, 2);
+    fast::scaled_softmax(fast.data(), n, log_sum, 2, fast.data());
+    plain::scaled_softmax(plain.data(), n, log_sum, 2, plain.data());
     check_close(fast, plain, 1e-6);
     const Tensor broken = random_tensor({n}, 1);
     broken[n / 2] = NAN;
@@ -101,7 +101,7 @@ TEST_CASE("a label outside the vocabulary is refused when it runs, and named") {
     CHECK_THROWS_WITH(queue.finish(), Catch::Contains("is " + std::to_string(label)) &&
                                           Catch::Contains("vocabulary has 9"));
     Queue again;
-    cross_entropy_forward_backward(again, labels, 1, logits, losses);
+    cross_entropy_forward_backward(again, labels, 1, logits, logits, losses);
     CHECK_THROWS_AS(again.finish(), DataError);
   }
 }

@@ -278,7 +278,7 @@ void the_rest(Bench& bench) {
                  }});
   const MutView logits = bench.floats({n, V}), losses = bench.floats({n});
   bench.measure({"cross_entropy, fused gradient", 0, 8.0 * n * V, 1, [=](Queue& queue) {
-                   cross_entropy_forward_backward(queue, tokens, 1, logits, losses);
+                   cross_entropy_forward_backward(queue, tokens, 1, logits, logits, losses);
                  }});
   const MutView w = bench.floats({n_parameters}), g = bench.floats({n_parameters});
   const MutView m = bench.floats({n_parameters}), v = bench.floats({n_parameters});

@@ -45,11 +45,11 @@ std::vector<Tensor> outputs() {
                              dx.data(), dweight.data(), dbias.data()});
   const Tensor &m = out({n}), &v = out({n}), &w = out({n});
   AdamwStep step{1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 2, 0.5f};
-  fast::adamw(AdamwFactors(step), x.data(), w.data(), m.data(), v.data(), n);
+  fast::adamw(AdamwFactors(step), x.data(), w.data(), m.data(), v.data(), {}, n);
   const Tensor& scalars = out({4});
   scalars[0] = fast::log_sum_exp(x.data(), n);
   scalars[1] = static_cast<float>(fast::sum_of_squares(x.data(), n));
-  fast::scaled_softmax(x.data(), n, scalars[0], 2);
+  fast::scaled_softmax(x.data(), n, scalars[0], 2, x.data());
   fast::dropout(77, 0.3f, 5, n, x.data(), dy.data(), out({n}).data());
   fast::sum_rows(dy.data(), 9, 37, 37, false, out({37}).data());
   const AttentionShape shape{1, 70, 4, 2, 20};

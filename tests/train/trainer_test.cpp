@@ -137,6 +137,27 @@ TEST_CASE("validation that is planned wants a source") {
   CHECK_THROWS_AS(World(settings, random_training(settings)), ContractBroken);
 }
 
+TEST_CASE("more than 1,024 microbatches or buckets a step are as good as a few") {
+  Settings settings = parity_settings(parity_gpt2(), 1, {1}, 1100, 2);
+  settings.model.n_layers = 1;
+  const Outcome one = World(settings, random_training(settings)).run();
+  settings.grid.dp = settings.partition.dp = 2;
+  settings.partition.n_accumulation_steps = 550;
+  const Outcome two = World(settings, random_training(settings)).run();
+  CHECK(two.n_steps_done == std::vector<std::int64_t>{2, 2});
+  CHECK(difference(two.weights, one.weights) == "");
+
+  settings = parity_settings(parity_llama(), 2, {1}, 1, 1);
+  settings.model.vocab_size = 150000;
+  settings.model.n_layers = 1;
+  settings.n_reducer_lanes = 1;
+  const Outcome few = World(settings, random_training(settings)).run();
+  settings.bucket_bytes = 4;
+  REQUIRE(model_layout(settings.model, 4).buckets.size() > 1024);
+  const Outcome many = World(settings, random_training(settings)).run();
+  CHECK(difference(many.weights, few.weights) == "");
+}
+
 TEST_CASE("a stop that one rank asks for ends all ranks after the same step, with its weights") {
   for (const int dp : {1, 2, 4}) {
     for (std::uint64_t seed = 1; seed <= 20; ++seed) {

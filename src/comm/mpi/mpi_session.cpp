@@ -84,7 +84,7 @@ void abort_at_terminate() {
     std::fflush(nullptr);
     pause_ms(second_ms);
   }
-  session.abort(static_cast<int>(code));
+  session.leave(static_cast<int>(code));
 }
 
 }  // namespace
@@ -193,8 +193,14 @@ void MpiSession::finish() {
 void MpiSession::abort(int code) const {
   CHECK_CONTRACT(code > 0 && code < 256, "mpirun takes other codes for success");
   std::fflush(nullptr);
-  // A process that nobody launched has nobody to take along, and MPI_Abort would add its own text.
-  if (launched_) MPI_Abort(MPI_COMM_WORLD, code);
+  MPI_Abort(MPI_COMM_WORLD, code);
+  _exit(code);
+}
+
+void MpiSession::leave(int code) const {
+  if (launched_) abort(code);
+  std::fflush(nullptr);
+  MPI_Finalize();
   _exit(code);
 }
 

@@ -43,6 +43,9 @@ class MpiSession {
   void finish();
   /// Ends every rank with `code` (1 .. 255). Callable from any thread.
   [[noreturn]] void abort(int code) const;
+  /// abort() on this session's thread. A process that nobody launched has no peers to take along or
+  /// to wait for: it leaves nothing behind and adds none of MPI's own text.
+  [[noreturn]] void leave(int code) const;
 
  private:
   int rank_ = 0;

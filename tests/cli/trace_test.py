@@ -1,0 +1,91 @@
+"""--trace DIR: timelines that parse, whose slices nest, whose arrows have both ends, and that show gradients on the way
+while the backward goes on."""
+import collections
+import json
+
+import program
+
+RANKS = 3
+
+
+class Traces(program.ProgramTest):
+    @classmethod
+    def setUpClass(cls):
+        maker = cls("run_once")
+        maker.setUp()
+        cls.addClassCleanup(maker.doCleanups)
+        maker.train("run", "optimization.gradient_accumulation_steps=2", "training.max_steps=4",
+                    "training.val_interval_steps=4", "distributed.bucket_bytes=16384", "model.hidden_size=64",
+                    "--trace", "trace", ranks=RANKS)
+        cls.names = sorted(path.name for path in (maker.folder / "trace").iterdir())
+        cls.ranks = [json.loads((maker.folder / "trace" / name).read_text())["traceEvents"] for name in cls.names]
+
+    def run_once(self):
+        """Not a test: the run that all of them look at."""
+
+    def slices(self, rank, row=None, name=None):
+        rows = {e["tid"]: e["args"]["name"] for e in self.ranks[rank] if e["name"] == "thread_name"}
+        return [e for e in self.ranks[rank] if e["ph"] == "X" and (row is None or rows[e["tid"]].startswith(row)) and
+                (name is None or e["name"] == name)]
+
+    def test_each_rank_is_a_process_and_each_actor_a_thread(self):
+        self.assertEqual(self.names, [f"rank-{r}.json" for r in range(RANKS)])
+        for rank, events in enumerate(self.ranks):
+            self.assertEqual({e["pid"] for e in events}, {rank})
+            rows = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+            expected = {"stage", "data_feed", "gradient_reducer 0", "gradient_reducer 1", "optimizer_shard",
+                        "compute queue", "reduction queue"}
+            self.assertEqual(expected - rows, set())
+            self.assertEqual("metrics" in rows, rank == 0)
+            self.assertEqual({e["tid"] for e in events if "tid" in e} - {e["tid"] for e in events
+                                                                          if e["name"] == "thread_name"}, set())
+
+    def test_the_stage_shows_each_forward_and_backward_in_order(self):
+        for rank in range(RANKS):
+            order = [(e["name"], e["args"]["key"]) for e in self.slices(rank, "stage") if e["cat"] == "compute"]
+            train = [item for item in order if item[0] != "V"]
+            self.assertEqual(train, [("F", 0), ("B", 0), ("F", 1), ("B", 1)] * 4)
+            self.assertGreater(len(order), len(train), "validation is shown")
+
+    def test_ops_and_waits_are_shown_and_ops_of_a_queue_do_not_overlap(self):
+        for rank in range(RANKS):
+            ops = self.slices(rank, "compute queue")
+            self.assertGreater(len(ops), 100)
+            for before, after in zip(ops, ops[1:]):
+                self.assertLessEqual(before["ts"] + before["dur"], after["ts"] + 0.01)
+            waits = {e["name"] for e in self.slices(rank) if e["cat"] == "wait"}
+            self.assertIn("grads_ready", waits)
+            self.assertIn("parameters_updated", waits)
+
+    def test_every_arrow_has_a_begin_and_an_end_on_two_ranks_and_time_does_not_run_back(self):
+        ends = collections.defaultdict(dict)
+        for rank, events in enumerate(self.ranks):
+            for e in events:
+                if e["ph"] in "sf":
+                    self.assertNotIn(e["ph"], ends[e["id"]], f"{e['id']} twice")
+                    ends[e["id"]][e["ph"]] = (rank, e["ts"])
+        self.assertGreater(len(ends), 4 * RANKS)
+        for flow, pair in ends.items():
+            self.assertEqual(set(pair), {"s", "f"}, f"{flow}: {pair}")
+            self.assertNotEqual(pair["s"][0], pair["f"][0], flow)
+            # Clocks agree within the round trip of a busy machine.
+            self.assertLess(pair["s"][1], pair["f"][1] + 5000, f"{flow}: {pair}")
+
+    def test_the_reducers_work_while_the_backward_goes_on(self):
+        for rank in range(RANKS):
+            last_backward = [e for e in self.slices(rank, "stage", "B") if e["args"]["key"] == 1]
+            self.assertEqual(len(last_backward), 4)
+            # Between a bucket's gradient being there and its sum a reducer waits for messages or adds.
+            at_work = [e for row in ("gradient_reducer", "reduction queue") for e in self.slices(rank, row)
+                       if e["name"] != "grads_ready"]
+            during = [b for b in last_backward
+                      if any(b["ts"] < w["ts"] < b["ts"] + b["dur"] for w in at_work)]
+            self.assertEqual(len(during), 4, f"rank {rank}: a reduction begins within each step's last backward")
+
+    def test_without_the_option_nothing_is_written(self):
+        self.train("run")
+        self.assertEqual(list(self.folder.rglob("rank-*.json")), [])
+
+
+if __name__ == "__main__":
+    program.main()
