@@ -24,7 +24,7 @@ struct OptimizerConfig {
   bool decay_embeddings = false;  ///< matrices always decay, vectors never
   double clip_norm = 1.0;         ///< 0: no clipping
   /// Set under f16: the loss scale moves, and an overflow at its minimum ends the run.
-  std::optional<LossScaleConfig> loss_scale;
+  std::optional<LossScaleConfig> loss_scale = {};
 };
 
 /// What turns a step's summed gradient into its update; a pure function of what all ranks know.
