@@ -130,29 +130,16 @@ std::vector<Field> optimization_fields() {
       .reads("true", "block")
       .reads("false", "none")
       .later({}, "write gradient_checkpointing: none and a smaller training.batch_size");
-  const std::string no_scale = "only amp_dtype: float16 scales the loss; remove the field";
-  const auto is_scaled = [](const Config& config) {
-    return config.optimization.use_amp && config.optimization.amp_dtype == "float16";
-  };
-  const auto is_not_scaled = [is_scaled](const Config& config) { return !is_scaled(config); };
   rows.add("loss_scale_init", &O::loss_scale_init, "float16: first loss scale, a power of two.")
-      .in({.min = 0, .max = 0x1p100, .min_open = true})
-      .never_but({}, no_scale)
-      .when(is_not_scaled);
+      .in({.min = 0, .max = 0x1p100, .min_open = true});
   rows.add("loss_scale_growth_interval", &O::loss_scale_growth_interval,
            "float16: steps without overflow after which the scale doubles.")
-      .in(between(1, count_max))
-      .never_but({}, no_scale)
-      .when(is_not_scaled);
+      .in(between(1, count_max));
   rows.add("loss_scale_backoff", &O::loss_scale_backoff,
            "float16: factor of the scale after an overflow.")
-      .in({.min = 0, .max = 1, .min_open = true, .max_open = true})
-      .never_but({}, no_scale)
-      .when(is_not_scaled);
+      .in({.min = 0, .max = 1, .min_open = true, .max_open = true});
   rows.add("loss_scale_min", &O::loss_scale_min, "float16: least loss scale.")
-      .in({.min = 0, .max = 0x1p100, .min_open = true})
-      .never_but({}, no_scale)
-      .when(is_not_scaled);
+      .in({.min = 0, .max = 0x1p100, .min_open = true});
   rows.guide("use_compile", Kind::boolean, "Graph compiler of the guide's.")
       .never_but({Value{}, false}, "kernels are compiled ahead; write use_compile: false")
       .note("kernels are compiled ahead");

@@ -1,28 +1,36 @@
 #include "src/train/machine.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "src/rt/clock.h"
-#include "tensor/ops/matmul.h"
+#include "tensor/ops/linear.h"
+#include "tensor/storage.h"
 
 namespace llm {
 
-double measure_matmul_flops() {
+double measure_matmul_flops(Dtype dtype) {
   constexpr std::int64_t n =
-      768;  // fits the L2 cache in parts, large enough for the library's best kernel
-  std::vector<float> a(n * n, 1.0f);
-  std::vector<float> b(n * n, 0.5f);
-  std::vector<float> c(n * n);
-  const Matmul product{false, true, n, n, n, 1.0f, a.data(), n, b.data(), n, 0.0f, c.data(), n};
-  matmul(product);  // code generation and first touch
+      768;  // parts of it fit the caches, and it has the library's best kernel
+  const Shape shape{n, n};
+  const auto n_bytes = n * n * static_cast<std::int64_t>(size_of(dtype));
+  const Storage x(n_bytes);
+  const Storage weight(n_bytes);
+  const Storage y(n_bytes);
+  Queue queue;
+  const auto multiply = [&] {
+    const std::int64_t begin_ns = now_ns();
+    linear_forward(queue, x.view(dtype, shape), weight.view(dtype, shape), View(),
+                   y.view(dtype, shape));
+    queue.finish();
+    return now_ns() - begin_ns;
+  };
+  multiply();  // code generation and first touch
   constexpr std::int64_t budget_ns = 30'000'000;
   double best = 0;
-  const std::int64_t begin_ns = now_ns();
-  while (now_ns() - begin_ns < budget_ns) {
-    const std::int64_t at_ns = now_ns();
-    matmul(product);
-    best = std::max(best, 2.0 * n * n * n / (static_cast<double>(now_ns() - at_ns) * 1e-9));
+  for (std::int64_t spent_ns = 0; spent_ns < budget_ns;) {
+    const std::int64_t ns = multiply();
+    best = std::max(best, 2.0 * n * n * n / (static_cast<double>(ns) * 1e-9));
+    spent_ns += ns;
   }
   return best;
 }

@@ -1,9 +1,10 @@
 #pragma once
+#include "tensor/dtype.h"
 
 namespace llm {
 
-/// FLOP/s of this machine's fp32 matrix products on one thread, measured for about 30 ms with the
-/// products that training uses: what "% of peak" refers to.
-double measure_matmul_flops();
+/// FLOP/s of this machine's matrix products in `dtype` on one thread, measured for about 30 ms with
+/// the products that training uses: what "% of peak" refers to.
+double measure_matmul_flops(Dtype dtype);
 
 }  // namespace llm

@@ -223,7 +223,7 @@ class Run {
             .style = style,
             .log_interval = logging.log_interval,
             .flops_per_token = flops_per_token(start_.settings.model, start_.settings.seq_len),
-            .peak_flops = measure_matmul_flops() * session_.n_ranks(),
+            .peak_flops = measure_matmul_flops(start_.settings.model.compute) * session_.n_ranks(),
             .seq_len = start_.settings.seq_len,
             .process_begin_ns =
                 request_.process_begin.time_since_epoch() / std::chrono::nanoseconds(1)},

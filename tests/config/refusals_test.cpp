@@ -376,30 +376,12 @@ TEST_CASE("what this version does not do is refused with what to write") {
       {"training: {grpo_group_size: 4}",
        "c.yaml:1:29: training.grpo_group_size: 4 is not in this version; the tasks are lm and "
        "stream_lm; remove the field"},
-      {"optimization: {amp_dtype: bfloat16}",
-       "c.yaml:1:27: optimization.amp_dtype: bfloat16 is not in this version; write amp_dtype: "
-       "float32, or use_amp: false"},
-      {"optimization: {amp_dtype: float16}",
-       "c.yaml:1:27: optimization.amp_dtype: float16 is not in this version; write amp_dtype: "
-       "float32, or use_amp: false"},
       {"optimization: {gradient_checkpointing: true}",
        "c.yaml:1:40: optimization.gradient_checkpointing: block is not in this version; write "
        "gradient_checkpointing: none and a smaller training.batch_size"},
       {"optimization: {gradient_checkpointing: block}",
        "c.yaml:1:40: optimization.gradient_checkpointing: block is not in this version; write "
        "gradient_checkpointing: none and a smaller training.batch_size"},
-      {"optimization: {loss_scale_init: 1024}",
-       "c.yaml:1:33: optimization.loss_scale_init: 1024 is not in this version; only float16 "
-       "scales the loss; remove the field"},
-      {"optimization: {loss_scale_growth_interval: 100}",
-       "c.yaml:1:44: optimization.loss_scale_growth_interval: 100 is not in this version; only "
-       "float16 scales the loss; remove the field"},
-      {"optimization: {loss_scale_backoff: 0.25}",
-       "c.yaml:1:36: optimization.loss_scale_backoff: 0.25 is not in this version; only float16 "
-       "scales the loss; remove the field"},
-      {"optimization: {loss_scale_min: 2}",
-       "c.yaml:1:32: optimization.loss_scale_min: 2 is not in this version; only float16 scales "
-       "the loss; remove the field"},
       {"data: {tokenizer_path: t.json}",
        "c.yaml:1:24: data.tokenizer_path: t.json is not in this version; tokenizer_type: byte "
        "needs no file; remove the field"},

@@ -74,13 +74,12 @@ TEST_CASE("a value that is overridden must still be well typed and in range") {
 }
 
 TEST_CASE("a value that does not work yet can be overridden by one that does") {
-  const std::string yaml = "optimization: {amp_dtype: bfloat16}";
+  const std::string yaml = "optimization: {gradient_checkpointing: block}";
   CHECK(test::refusal_of(yaml) ==
-        "c.yaml:1:27: optimization.amp_dtype: bfloat16 is not in this version; write amp_dtype: "
-        "float32, or use_amp: false");
-  CHECK(with_overrides({"optimization.amp_dtype=float32"}, yaml).config.optimization.amp_dtype ==
-        "float32");
-  CHECK_FALSE(with_overrides({"optimization.use_amp=false"}, yaml).config.optimization.use_amp);
+        "c.yaml:1:40: optimization.gradient_checkpointing: block is not in this version; write "
+        "gradient_checkpointing: none and a smaller training.batch_size");
+  const LoadedConfig loaded = with_overrides({"optimization.gradient_checkpointing=none"}, yaml);
+  CHECK(loaded.config.optimization.gradient_checkpointing == "none");
 }
 
 TEST_CASE("the guide's six variables are read without a prefix") {
