@@ -28,6 +28,8 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
       control_(transport),
       data_parallel_(transport, data_parallel_group(settings.grid, transport.rank())),
       place_(place_of(settings.grid, transport.rank())),
+      pool_(settings.threads_per_rank),
+      compute_(Device::cpu, &pool_),
       compute_poller_(compute_, 1),
       reductions_poller_(reductions_, reduction_tiles_per_poll),
       decoder_(settings.model),
@@ -42,6 +44,7 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
 
 Trainer::~Trainer() {
   loop_.drop_actors();  // they wait on inboxes that end here
+  compute_.drop();      // threads may still work in memory that ends here
   loop_.remove_poller(reductions_poller_);
   loop_.remove_poller(compute_poller_);
 }
@@ -83,8 +86,8 @@ void Trainer::make_reducers() {
                                      .first_step = 0,
                                      .n_steps = settings_.n_steps};
     reducers_.push_back(std::make_unique<GradientReducer>(
-        loop_, reductions_, plan, data_parallel_, state_.layout().buckets,
-        state_.flat_gradients(0), GradientReducer::Outbox{port_to(optimizer_->reduced())}));
+        loop_, reductions_, plan, data_parallel_, state_.layout().buckets, state_.flat_gradients(0),
+        GradientReducer::Outbox{port_to(optimizer_->reduced())}));
   }
 }
 
