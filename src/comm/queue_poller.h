@@ -5,7 +5,8 @@
 namespace llm {
 
 /// Runs a compute queue's tiles from a loop: up to `tiles_per_poll` a turn, so that messages move
-/// in between. One of a few ms for the model, many for short sums that messages wait for.
+/// in between. One of a few ms for the model, many for short sums that messages wait for. While a
+/// pool's other threads run the last tiles of an op, polls count as progress.
 class QueuePoller : public Poller {
  public:
   QueuePoller(Queue& queue, int tiles_per_poll) : queue_(queue), tiles_per_poll_(tiles_per_poll) {}

@@ -23,9 +23,11 @@ void launch_fields(Rows<DistributedConfig>& rows) {
       .of({"auto", "cpu", "cuda"})
       .without("gpu", "write device: cuda")
       .later({std::string("auto"), std::string("cpu")}, "write device: cpu");
-  rows.add("threads_per_rank", &D::threads_per_rank, "Threads that compute on each rank.")
-      .in(between(1, 4096))
-      .later({}, "write threads_per_rank: 1 and start one rank for each core");
+  rows.add("threads_per_rank", &D::threads_per_rank,
+           "Threads that compute on each rank; never changes the numbers. They run on the cores "
+           "that "
+           "the launcher gives the rank: see mpirun's --map-by slot:PE=N and --bind-to none.")
+      .in(between(1, 256));
   rows.add("collective_timeout_seconds", &D::collective_timeout_seconds,
            "A run in which nothing moves for so long prints who waits for whom and exits with 70.")
       .in({.min = 0, .max = 1e9, .min_open = true});

@@ -40,7 +40,8 @@ class Actor {
 class Poller {
  public:
   virtual ~Poller() = default;
-  /// Does what can be done now, never blocks. True when anything happened.
+  /// Does what can be done now, never blocks. True when anything happened, or happens on other
+  /// threads and is soon done: the loop then neither sleeps nor counts its turns as a stall.
   virtual bool poll() = 0;
 };
 

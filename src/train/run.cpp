@@ -13,6 +13,7 @@
 #include "src/config/load.h"
 #include "src/io/hf_weights.h"
 #include "src/rt/signals.h"
+#include "src/train/cores.h"
 #include "src/train/data_setup.h"
 #include "src/train/generate.h"
 #include "src/train/machine.h"
@@ -99,10 +100,11 @@ RunLength length_of(const LoadedConfig& loaded, const Settings& settings, std::i
 
 std::string start_line(const MpiSession& session, const Settings& s) {
   return fmt::format(
-      "{} rank{} ({} a node): {} parameters, {}, global batch {} = microbatch {} x {} x dp {}, {} "
-      "tokens a "
-      "step, {} steps",
+      "{} rank{} ({} a node{}): {} parameters, {}, global batch {} = microbatch {} x {} x dp {}, "
+      "{} "
+      "tokens a step, {} steps",
       session.n_ranks(), session.n_ranks() == 1 ? "" : "s", session.ranks_per_node(),
+      s.threads_per_rank == 1 ? "" : fmt::format(", {} threads each", s.threads_per_rank),
       n_parameters(s.model), name_of(s.model.compute), s.partition.global_batch(),
       s.partition.largest_microbatch(), s.partition.n_microbatches(), s.partition.dp,
       s.tokens_per_step(), s.n_steps);
@@ -210,6 +212,7 @@ class Run {
     set_length(start_.settings, length_of(start_.loaded, start_.settings, data_.n_epoch_samples,
                                           data_.n_validation_samples));
     if (!request_.trace_dir.empty()) std::filesystem::create_directories(request_.trace_dir);
+    warn_of_few_cores();
     if (session_.rank() != 0) return;
     const LoggingConfig& logging = start_.loaded.config.logging;
     const ProgressStyle style = progress_style(logging.progress);
@@ -223,11 +226,22 @@ class Run {
             .style = style,
             .log_interval = logging.log_interval,
             .flops_per_token = flops_per_token(start_.settings.model, start_.settings.seq_len),
-            .peak_flops = measure_matmul_flops(start_.settings.model.compute) * session_.n_ranks(),
+            .peak_flops = measure_matmul_flops(start_.settings.model.compute) * session_.n_ranks() *
+                          start_.settings.threads_per_rank,
             .seq_len = start_.settings.seq_len,
             .process_begin_ns =
                 request_.process_begin.time_since_epoch() / std::chrono::nanoseconds(1)},
         start_.run_dir);
+  }
+
+  /// On standard error, by rank 0. Every rank calls it.
+  void warn_of_few_cores() const {
+    std::vector<int> n_cores;
+    for (const std::string& n : session_.gather(std::to_string(n_bound_cores()))) {
+      n_cores.push_back(std::stoi(n));
+    }
+    const std::string warning = cores_warning(n_cores, start_.settings.threads_per_rank);
+    if (!warning.empty()) fmt::print(stderr, "{}\n", warning);
   }
 
   TrainerInputs inputs(const StopSignals& signals) {

@@ -23,6 +23,7 @@ struct Settings {
   ValidationPlan validation;
   std::int64_t bucket_bytes = 4 << 20;
   int n_reducer_lanes = 2;
+  int threads_per_rank = 1;  ///< changes no bit
   std::uint64_t seed = 42;
   std::int64_t n_steps = 0;
 

@@ -28,6 +28,8 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
       control_(transport),
       data_parallel_(transport, data_parallel_group(settings.grid, transport.rank())),
       place_(place_of(settings.grid, transport.rank())),
+      pool_(settings.threads_per_rank),
+      compute_(Device::cpu, &pool_),
       compute_poller_(compute_, 1),
       reductions_poller_(reductions_, reduction_tiles_per_poll),
       decoder_(settings.model),
@@ -42,6 +44,7 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
 
 Trainer::~Trainer() {
   loop_.drop_actors();  // they wait on inboxes that end here
+  compute_.drop();      // threads may still work in memory that ends here
   loop_.remove_poller(reductions_poller_);
   loop_.remove_poller(compute_poller_);
 }

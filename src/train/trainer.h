@@ -57,6 +57,7 @@ class Trainer {
   ControlPlane control_;
   Group data_parallel_;
   const GridPlace place_;
+  ThreadPool pool_;  // for compute_
   Queue compute_;
   Queue reductions_;
   QueuePoller compute_poller_;

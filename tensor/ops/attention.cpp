@@ -53,11 +53,12 @@ struct Backward {
   MutView dqkv;
 };
 
-/// Query heads of one sample that share a key head, copied out of bf16 or f16: f32 rows of their
-/// queries, the key and the value are side by side as if they were all that there is.
-class WidenedGroup {
+/// Query heads of one sample that share a key head, copied out of f32, bf16 or f16 into f32 rows of
+/// their queries, the key and the value, side by side as if they were all that there is. The copy
+/// pays in f32 too: rows that lie apart by the whole width fall into few sets of the caches.
+class GroupCopy {
  public:
-  WidenedGroup(const AttentionShape& whole, std::int64_t sample, Range heads)
+  GroupCopy(const AttentionShape& whole, std::int64_t sample, Range heads)
       : whole_(whole),
         group_{1, whole.seq_len, heads.size(), 1, whole.head_dim},
         sample_(sample),
@@ -117,21 +118,16 @@ class WidenedGroup {
 };
 
 /// Scratch of one thread; what is in it is overwritten before it is read.
-float* widened_scratch(std::int64_t n) {
+float* copy_scratch(std::int64_t n) {
   static thread_local std::vector<float> scratch;
   if (scratch.size() < static_cast<std::size_t>(n)) scratch.resize(static_cast<std::size_t>(n));
   return scratch.data();
 }
 
 void forward_tile(const Forward& v, std::int64_t sample, std::int64_t head) {
-  if (v.qkv.dtype() == Dtype::f32) {
-    return fast::attention_forward(
-        {v.shape, v.qkv.as<float>(), v.dropout, v.out.as<float>(), v.log_sum_exp.as<float>()},
-        sample, head);
-  }
-  const WidenedGroup group(v.shape, sample, {head, head + 1});
+  const GroupCopy group(v.shape, sample, {head, head + 1});
   const std::int64_t seq_len = v.shape.seq_len;
-  float* qkv = widened_scratch(seq_len * (group.shape().qkv_width() + group.out_width()));
+  float* qkv = copy_scratch(seq_len * (group.shape().qkv_width() + group.out_width()));
   float* out = qkv + seq_len * group.shape().qkv_width();
   group.read_qkv(v.qkv, qkv);
   fast::attention_forward({group.shape(), qkv, group.dropout(v.dropout), out,
@@ -141,18 +137,12 @@ void forward_tile(const Forward& v, std::int64_t sample, std::int64_t head) {
 }
 
 void backward_tile(const Backward& v, std::int64_t sample, std::int64_t kv_head) {
-  if (v.qkv.dtype() == Dtype::f32) {
-    return fast::attention_backward(
-        {v.shape, v.qkv.as<float>(), v.out.as<float>(), v.log_sum_exp.as<float>(),
-         v.dout.as<float>(), v.dropout, v.dqkv.as<float>()},
-        sample, kv_head);
-  }
   const std::int64_t group_size = HeadColumns(v.shape).group_size();
   const Range heads{kv_head * group_size, (kv_head + 1) * group_size};
-  const WidenedGroup group(v.shape, sample, heads);
+  const GroupCopy group(v.shape, sample, heads);
   const std::int64_t qkv_elements = v.shape.seq_len * group.shape().qkv_width();
   const std::int64_t out_elements = v.shape.seq_len * group.out_width();
-  float* qkv = widened_scratch(2 * (qkv_elements + out_elements));
+  float* qkv = copy_scratch(2 * (qkv_elements + out_elements));
   float* dqkv = qkv + qkv_elements;
   float* out = dqkv + qkv_elements;
   float* dout = out + out_elements;

@@ -105,7 +105,7 @@ HWY_INLINE Halves narrow(const Register& x, Bf16 /*type*/) {
   const Words upper = hn::ShiftRight<16>(bits);
   const Words odd = hn::And(upper, hn::Set(d, 1));
   const Words rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(d, 0x7fff))));
-  const auto is_nan = hn::Gt(hn::And(bits, hn::Set(d, 0x7fffffff)), hn::Set(d, 0x7f800000));
+  const auto is_nan = hn::RebindMask(d, hn::IsNaN(x));
   return lower_halves(hn::IfThenElse(is_nan, hn::Or(upper, hn::Set(d, 0x40)), rounded));
 }
 HWY_INLINE Halves narrow(const Register& x, F16 /*type*/) {

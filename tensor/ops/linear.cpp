@@ -7,6 +7,7 @@
 
 #include "tensor/ops/checks.h"
 #include "tensor/ops/elementwise_kernels.h"
+#include "tensor/ops/linear_bf16.h"
 #include "tensor/ops/matmul.h"
 #include "tensor/ops/tiles.h"
 
@@ -167,6 +168,11 @@ void backward_weight_tile(const BackwardWeight& v, Range features) {
                  v.dbias.as<float>() + features.begin);
 }
 
+/// Whether a call goes to linear_bf16.h.
+bool multiplies_bf16(Dtype dtype, std::int64_t n_terms) {
+  return dtype == Dtype::bf16 && n_terms > 0 && product_kernel() == ProductKernel::bf16;
+}
+
 }  // namespace
 
 // oneDNN turns W for each product with W^T, which costs a third of a tile's time: turned once it
@@ -182,6 +188,7 @@ void linear_forward(Queue& queue, View x, View weight, View bias, MutView y) {
   expect(weight, "weight", dtype, {n_out, n_in});
   if (!bias.empty()) expect(bias, "bias", {n_out});
   expect(y, "y", y.dtype() == Dtype::f32 ? Dtype::f32 : dtype, {n, n_out});
+  if (multiplies_bf16(dtype, n_in)) return bf16::linear_forward(queue, x, weight, bias, y);
   const Forward views{x, weight, bias, y};
   const std::int64_t slab = slab_elements / std::max<std::int64_t>(1, n_in) / 64 * 64;
   const RowCut slabs{n_out, std::max<std::int64_t>(64, slab), least_product_rows};
@@ -210,6 +217,9 @@ void linear_backward_input(Queue& queue, View dy, View weight, Write write, MutV
   const std::int64_t n_out = weight.shape()[0];
   expect(dy, "dy", dtype, {n, n_out});
   expect(dx, "dx", dtype, {n, n_in});
+  if (multiplies_bf16(dtype, n_out)) {
+    return bf16::linear_backward_input(queue, dy, weight, write, dx);
+  }
   const BackwardInput views{dy, WideMatrix(queue, weight), write, dx};
   const RowCut cut = cut_by_flops(n, 2 * n_in * n_out);
   queue.tiles("linear_backward_input", cut.n_tiles(),
@@ -227,6 +237,9 @@ void linear_backward_weight(Queue& queue, View x, View dy, Write write, MutView 
   expect(dy, "dy", dtype, {n, n_out});
   expect(dweight, "dweight", {n_out, n_in});
   if (!dbias.empty()) expect(dbias, "dbias", {n_out});
+  if (multiplies_bf16(dtype, n)) {
+    return bf16::linear_backward_weight(queue, x, dy, write, dweight, dbias);
+  }
   const BackwardWeight views{WideMatrix(queue, x), dy, write, dweight, dbias};
   const RowCut cut = cut_by_flops(n_out, 2 * n_in * n);
   queue.tiles("linear_backward_weight", cut.n_tiles(),

@@ -1,9 +1,10 @@
 #include "tensor/ops/matmul.h"
 
-#include <oneapi/dnnl/dnnl.h>
+#include <oneapi/dnnl/dnnl.hpp>
 
 #include <atomic>
 #include <string>
+#include <unordered_map>
 
 #include "src/base/check.h"
 #include "src/base/error.h"
@@ -34,6 +35,40 @@ std::atomic<ProductKernel>& chosen_kernel() {
   static std::atomic<ProductKernel> kernel(has_fast_bf16() ? ProductKernel::bf16
                                                            : ProductKernel::f32_copies);
   return kernel;
+}
+
+/// The library keeps compiled products of the latest shapes itself: to ask again costs 2 us.
+void execute(const MatmulBf16& p) {
+  using dnnl::memory;
+  static thread_local const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  static thread_local dnnl::stream stream(engine);
+  const auto bf16 = memory::data_type::bf16;
+  const auto f32 = memory::data_type::f32;
+  const auto matrix = [](std::int64_t rows, std::int64_t columns, memory::data_type type,
+                         bool transposed, std::int64_t stride) {
+    return memory::desc({rows, columns}, type,
+                        transposed ? memory::dims{1, stride} : memory::dims{stride, 1});
+  };
+  const memory::desc a = matrix(p.m, p.k, bf16, p.transpose_a, p.lda);
+  const memory::desc b = matrix(p.k, p.n, bf16, p.transpose_b, p.ldb);
+  const memory::desc c = matrix(p.m, p.n, p.c.dtype == Dtype::f32 ? f32 : bf16, false, p.ldc);
+  const memory::desc bias({1, p.n}, f32, memory::format_tag::ab);
+  dnnl::primitive_attr attributes;
+  if (p.add) {
+    dnnl::post_ops sum;
+    sum.append_sum(1);
+    attributes.set_post_ops(sum);
+  }
+  const dnnl::matmul::desc product =
+      p.bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c);
+  const auto in = [](const memory::desc& desc, const void* data) {
+    return memory(desc, engine, const_cast<void*>(data));  // the library only reads it
+  };
+  std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, in(a, p.a)},
+                                            {DNNL_ARG_WEIGHTS, in(b, p.b)},
+                                            {DNNL_ARG_DST, memory(c, engine, p.c.data)}};
+  if (p.bias) arguments.emplace(DNNL_ARG_BIAS, in(bias, p.bias));
+  dnnl::matmul({product, attributes, engine}).execute(stream, arguments);
 }
 
 }  // namespace
@@ -67,6 +102,17 @@ void matmul(const Matmul& p) {
                  p.lda, p.b, p.ldb, p.beta, p.c, p.ldc);
   if (status != dnnl_success) {
     throw Error(ExitCode::internal, "dnnl_sgemm returned " + std::to_string(status));
+  }
+}
+
+void matmul(const MatmulBf16& p) {
+  if (p.m == 0 || p.n == 0) return;
+  CHECK_CONTRACT(p.k > 0 && !(p.add && p.bias), "a product of bf16 has terms, and adds or biases");
+  use_one_thread();
+  try {
+    execute(p);
+  } catch (const dnnl::error& error) {
+    throw Error(ExitCode::internal, std::string("oneDNN's product of bf16: ") + error.what());
   }
 }
 

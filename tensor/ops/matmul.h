@@ -1,6 +1,8 @@
 #pragma once
 #include <cstdint>
 
+#include "tensor/ops/elements.h"
+
 namespace llm {
 
 /// What multiplies matrices of bf16: instructions of the CPU that take bf16, or copies in f32. The
@@ -33,6 +35,26 @@ struct Matmul {
 
 /// By oneDNN, on the calling thread: the one place where its fp32 products are called.
 void matmul(const Matmul& product);
+
+/// c (m, n) = op(a) op(b) + bias, or c += op(a) op(b), with op, shapes and strides as in Matmul.
+/// Sums are f32; what is stored in c is rounded once. k > 0.
+struct MatmulBf16 {
+  bool transpose_a;
+  bool transpose_b;
+  std::int64_t m, n, k;
+  const Bf16* a;
+  std::int64_t lda;
+  const Bf16* b;
+  std::int64_t ldb;
+  const float* bias;  ///< n of them, or null
+  bool add;           ///< then without a bias
+  MutElements c;      ///< f32 or bf16
+  std::int64_t ldc;
+};
+
+/// By oneDNN, on the calling thread; where has_fast_bf16(). Without transpose_a a row's bits do not
+/// depend on m (tests/tensor/matmul_test.cpp).
+void matmul(const MatmulBf16& product);
 
 /// The definition: plain loops, k in order.
 void matmul_plain(const Matmul& product);

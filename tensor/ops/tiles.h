@@ -27,6 +27,8 @@ struct RowCut {
 
 /// Work of one tile: about 2 ms at 100 GFLOP/s.
 inline constexpr std::int64_t tile_flops = 200'000'000;
+/// The same of a product of bf16, at 200 to 500 GFLOP/s.
+inline constexpr std::int64_t tile_flops_bf16 = 3 * tile_flops;
 /// Traffic of one tile: about 1.5 ms at 20 GB/s.
 inline constexpr std::int64_t tile_bytes = 30'000'000;
 
@@ -40,6 +42,12 @@ inline constexpr std::int64_t least_product_rows = 16;
 inline RowCut cut_by_flops(std::int64_t n_rows, std::int64_t flops_per_row) {
   const std::int64_t rows = tile_flops / std::max<std::int64_t>(1, flops_per_row);
   return {n_rows, std::max<std::int64_t>(64, rows / 64 * 64), least_product_rows};
+}
+
+/// Rows of a product of bf16: the library needs 128 to run at speed.
+inline RowCut cut_by_bf16_flops(std::int64_t n_rows, std::int64_t flops_per_row) {
+  const std::int64_t rows = tile_flops_bf16 / std::max<std::int64_t>(1, flops_per_row);
+  return {n_rows, std::max<std::int64_t>(128, rows / 64 * 64), least_product_rows};
 }
 
 /// Rows of an op that memory bounds. `bytes_per_row` counts reads and writes.

@@ -1,7 +1,7 @@
-// One training step of a GPT-2 on one rank and one thread, by the same Trainer as llm-train's:
+// One training step of a GPT-2 on one rank, by the same Trainer as llm-train's:
 // prints a line of JSON like the peer's (tests/bench/peer_torch.py).
 //   step_bench [model=10m|124m] [batch=8] [seq=256] [microbatches=1] [accumulation=tree|sequential]
-//              [steps=8] [warm=2]
+//              [steps=8] [warm=2] [threads=1]
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -65,6 +65,7 @@ Settings settings_of(std::map<std::string, std::string>& options) {
   s.accumulation =
       options["accumulation"] == "tree" ? Accumulation::tree : Accumulation::sequential;
   s.optimizer = {.lr = {.peak = 1e-4}, .weight_decay = 0.1, .clip_norm = 0};
+  s.threads_per_rank = std::stoi(options["threads"]);
   s.seed = 1;
   const std::int64_t n_steps = std::stoll(options["warm"]) + std::stoll(options["steps"]);
   set_length(s, {.n_samples = 1 << 20, .epochs = 1, .max_steps = n_steps});
@@ -80,8 +81,8 @@ double median(std::vector<double> values) {
 
 int main(int argc, char** argv) {
   std::map<std::string, std::string> options{
-      {"model", "10m"}, {"batch", "8"}, {"seq", "256"},          {"microbatches", "1"},
-      {"steps", "8"},   {"warm", "2"},  {"accumulation", "tree"}};
+      {"model", "10m"}, {"batch", "8"}, {"seq", "256"},   {"microbatches", "1"},
+      {"steps", "8"},   {"warm", "2"},  {"threads", "1"}, {"accumulation", "tree"}};
   for (int i = 1; i < argc; ++i) {
     const std::string text = argv[i];
     const std::size_t equal = text.find('=');
@@ -115,10 +116,11 @@ int main(int argc, char** argv) {
   std::int64_t planned = 0;
   for (const LedgerEntry& entry : memory_ledger(settings, 0)) planned += entry.n_bytes;
   fmt::print(
-      "{{\"engine\": \"llm-train\", \"model\": \"{}\", \"B\": {}, \"T\": {}, \"ms\": {:.1f}, "
+      "{{\"engine\": \"llm-train\", \"model\": \"{}\", \"B\": {}, \"T\": {}, \"th\": {}, \"ms\": "
+      "{:.1f}, "
       "\"min_ms\": {:.1f}, \"tok_s\": {:.1f}, \"gflops\": {:.1f}, \"rss_MiB\": {}, "
       "\"planned_MiB\": {}, \"loss\": {:.3f}}}\n",
-      options["model"], options["batch"], options["seq"], step * 1e3,
+      options["model"], options["batch"], options["seq"], options["threads"], step * 1e3,
       *std::min_element(seconds.begin(), seconds.end()) * 1e3, tokens_per_second,
       tokens_per_second * flops_per_token(settings.model, settings.seq_len) * 1e-9,
       usage.ru_maxrss / 1024, planned >> 20, loss);

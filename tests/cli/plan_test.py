@@ -105,9 +105,9 @@ class Plans(program.ProgramTest):
         self.assertGreater(int(many), 4)
 
     def test_accumulation_follows_from_the_global_batch(self):
-        for ranks, steps in ((1, 8), (2, 4), (8, 1)):
+        for ranks, steps in ((1, "8 accumulation steps"), (2, "4 accumulation steps"), (8, "1 accumulation step")):
             text = self.plan("--config-path", "configs/ddp.yaml", "--ranks", ranks)
-            self.assertIn(f"global 64 samples = 1 of microbatches of 8 x {steps} accumulation steps x dp {ranks}", text)
+            self.assertIn(f"global 64 samples = (8) x {steps} x dp {ranks};", text)
 
     def test_ranks_are_spread_over_nodes(self):
         base = ["--config-path", "configs/ddp.yaml"]

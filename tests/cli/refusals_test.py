@@ -46,7 +46,7 @@ CONFIGURATIONS = {
     "a vocabulary below the tokenizer's names both": (
         78, ["model.vocab_size", "100", "256"], None, ["model.vocab_size=100"]),
     "two documents are refused": (78, ["file.yaml:5:1", "second document"], GOOD + "---\nmodel: {}\n", []),
-    "a file that is not YAML names the place": (78, ["file.yaml:2:", "not YAML"], "model:\n  vocab_size: [1\n", []),
+    "a file that is not YAML names the place": (78, ["file.yaml:3:1", "not YAML"], "model:\n  vocab_size: [1\n", []),
     "more than one MiB is refused": (78, ["file.yaml", "1048576"], GOOD + "#" * (1 << 20), []),
     "two data-parallel ranks in a run of one name both": (
         78, ["distributed.dp_size", "2", "1 rank"], None, ["distributed.dp_size=2"]),

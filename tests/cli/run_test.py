@@ -99,6 +99,11 @@ class Runs(program.ProgramTest):
         self.assertEqual(self.weights("a"), self.weights("b"))
         self.assertEqual(self.weights("a"), self.weights("c"))
 
+    def test_threads_of_a_rank_change_no_bit(self):
+        for threads in (1, 2, 3):
+            self.train(f"run-{threads}", "training.batch_size=4", f"distributed.threads_per_rank={threads}", ranks=2)
+            self.assertEqual(self.weights(f"run-{threads}"), self.weights("run-1"))
+
     def test_a_run_is_stopped_by_neither_terminal_nor_progress_setting(self):
         for progress in ("auto", "bar", "off"):
             done = self.train(f"run-{progress}", f"logging.progress={progress}", ranks=2)

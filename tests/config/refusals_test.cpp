@@ -387,9 +387,6 @@ TEST_CASE("what this version does not do is refused with what to write") {
        "needs no file; remove the field"},
       {"distributed: {device: cuda}",
        "c.yaml:1:23: distributed.device: cuda is not in this version; write device: cpu"},
-      {"distributed: {threads_per_rank: 2}",
-       "c.yaml:1:33: distributed.threads_per_rank: 2 is not in this version; write "
-       "threads_per_rank: 1 and start one rank for each core"},
       {"distributed: {zero_stage: 1}",
        "c.yaml:1:27: distributed.zero_stage: 1 is not in this version; write zero_stage: 0"},
       {"distributed: {expert_parallel: true}",

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <ctime>
+#include <deque>
 #include <functional>
 #include <string>
 #include <vector>
@@ -114,8 +115,28 @@ struct Row {
   std::function<void(Queue&)> put;
 };
 
+/// Runs rows in one compute dtype.
 class Bench {
  public:
+  explicit Bench(Dtype dtype) : dtype_(dtype) {
+    fmt::print("\nin {}\n{:34} {:>12} {:>15} {:>11} {:>10} {:>9}\n", name_of(dtype), "op", "time",
+               "rate", "cut", "longest", "ms/step");
+  }
+  Dtype dtype() const { return dtype_; }
+  double element_bytes() const { return static_cast<double>(size_of(dtype_)); }
+
+  /// In the compute dtype.
+  MutView matrix(Shape shape) {
+    const MutView x = floats(shape);
+    if (dtype_ == Dtype::f32) return x;
+    storages_.emplace_back(shape.n_elements() * 2);
+    const MutView y = storages_.back().view(dtype_, shape);
+    Queue queue;
+    convert(queue, x, y);
+    queue.finish();
+    return y;
+  }
+
   MutView floats(Shape shape) {
     storages_.emplace_back(std::max<std::int64_t>(1, shape.n_elements()) * 4);
     const MutView view = storages_.back().view(Dtype::f32, shape);
@@ -165,46 +186,44 @@ class Bench {
   }
 
  private:
-  std::vector<Storage> storages_;
+  Dtype dtype_;
+  std::deque<Storage> storages_;
   double product_ms_ = 0;
   double other_ms_ = 0;
 };
 
+/// y = x W^T in one call of the library, whose rate is the ops' to reach.
+void raw_product(const View& x, const View& w, const MutView& y) {
+  const std::int64_t n_in = x.shape()[1], n_out = y.shape()[1];
+  if (x.dtype() == Dtype::f32) {
+    matmul({false, true, n, n_out, n_in, 1, x.as<float>(), n_in, w.as<float>(), n_in, 0,
+            y.as<float>(), n_out});
+  } else if (x.dtype() == Dtype::bf16 && has_fast_bf16()) {
+    matmul({false, true, n, n_out, n_in, x.as<Bf16>(), n_in, w.as<Bf16>(), n_in, nullptr, false, y,
+            n_out});
+  }
+}
+
 void linears(Bench& bench, const std::string& name, std::int64_t n_in, std::int64_t n_out,
              double per_step) {
-  const MutView x = bench.floats({n, n_in}), y = bench.floats({n, n_out});
-  const MutView w = bench.floats({n_out, n_in}), bias = bench.floats({n_out});
+  const MutView x = bench.matrix({n, n_in}), y = bench.matrix({n, n_out});
+  const MutView w = bench.matrix({n_out, n_in}), bias = bench.floats({n_out});
+  const MutView dw = bench.floats({n_out, n_in});
   const double flops = 2.0 * n * static_cast<double>(n_in * n_out);
-  const auto raw = [=](Queue& queue) {
-    queue.work("sgemm", [=] {
-      matmul({.transpose_a = false,
-              .transpose_b = true,
-              .m = n,
-              .n = n_out,
-              .k = n_in,
-              .alpha = 1,
-              .a = x.as<float>(),
-              .lda = n_in,
-              .b = w.as<float>(),
-              .ldb = n_in,
-              .beta = 0,
-              .c = y.as<float>(),
-              .ldc = n_out});
-    });
-  };
-  bench.measure({name + " raw sgemm (not in the step)", flops, 0, 0, raw});
+  bench.measure({name + " raw product (not in the step)", flops, 0, 0,
+                 [=](Queue& queue) { queue.work("raw", [=] { raw_product(x, w, y); }); }});
   bench.measure({name + " forward", flops, 0, per_step,
                  [=](Queue& queue) { linear_forward(queue, x, w, bias, y); }});
   bench.measure({name + " backward input", flops, 0, per_step,
                  [=](Queue& queue) { linear_backward_input(queue, y, w, Write::set, x); }});
   bench.measure({name + " backward weight", flops, 0, per_step,
-                 [=](Queue& queue) { linear_backward_weight(queue, x, y, Write::set, w, bias); }});
+                 [=](Queue& queue) { linear_backward_weight(queue, x, y, Write::set, dw, bias); }});
 }
 
 void attentions(Bench& bench) {
   const AttentionShape shape{B, T, H, H, C / H};
-  const MutView qkv = bench.floats({n, 3 * C}), dqkv = bench.floats({n, 3 * C});
-  const MutView out = bench.floats({n, C}), dout = bench.floats({n, C});
+  const MutView qkv = bench.matrix({n, 3 * C}), dqkv = bench.matrix({n, 3 * C});
+  const MutView out = bench.matrix({n, C}), dout = bench.matrix({n, C});
   const MutView statistic = bench.floats({B, H, T});
   const double half = 2.0 * B * H * (C / H) * static_cast<double>(T * (T + 1)) / 2;
   bench.measure({"attention forward (causal flops)", 2 * half, 0, L,
@@ -216,14 +235,14 @@ void attentions(Bench& bench) {
   bench.measure({"attention forward, dropout", 2 * half, 0, 0, [=](Queue& queue) {
                    attention_forward(queue, shape, qkv, dropout, out, statistic);
                  }});
-  bench.measure({"rope (not in the step)", 0, 16.0 * n * C, 0,
+  bench.measure({"rope (not in the step)", 0, 4 * bench.element_bytes() * n * C, 0,
                  [=](Queue& queue) { rope_forward(queue, shape, 10000, qkv); }});
 }
 
 void activations(Bench& bench) {
-  const MutView x = bench.floats({n, F}), y = bench.floats({n, F}), up = bench.floats({n, F});
-  const MutView z = bench.floats({n, F}), dx = bench.floats({n, F});
-  const double bytes = 4.0 * n * F;
+  const MutView x = bench.matrix({n, F}), y = bench.matrix({n, F}), up = bench.matrix({n, F});
+  const MutView z = bench.matrix({n, F}), dx = bench.matrix({n, F});
+  const double bytes = bench.element_bytes() * n * F;
   const std::pair<Activation, const char*> kinds[] = {{Activation::gelu_tanh, "gelu_tanh"},
                                                       {Activation::gelu, "gelu"},
                                                       {Activation::silu, "silu"},
@@ -242,10 +261,10 @@ void activations(Bench& bench) {
 }
 
 void norms(Bench& bench) {
-  const MutView x = bench.floats({n, C}), y = bench.floats({n, C}), dx = bench.floats({n, C});
+  const MutView x = bench.matrix({n, C}), y = bench.matrix({n, C}), dx = bench.matrix({n, C});
   const MutView w = bench.floats({C}), bias = bench.floats({C}), dw = bench.floats({C});
   const MutView db = bench.floats({C}), mean = bench.floats({n}), rstd = bench.floats({n});
-  const double bytes = 4.0 * n * C;
+  const double bytes = bench.element_bytes() * n * C;
   bench.measure({"layer_norm forward", 0, 2 * bytes, 2 * L + 1, [=](Queue& queue) {
                    layer_norm_forward(queue, x, w, bias, 1e-5f, y, mean, rstd);
                  }});
@@ -261,32 +280,34 @@ void norms(Bench& bench) {
 }
 
 void the_rest(Bench& bench) {
-  const MutView x = bench.floats({n, C}), y = bench.floats({n, C}), z = bench.floats({n, C});
-  const double bytes = 4.0 * n * C;
+  const MutView x = bench.matrix({n, C}), y = bench.matrix({n, C}), z = bench.matrix({n, C});
+  const double bytes = bench.element_bytes() * n * C;
   bench.measure({"add (residual)", 0, 3 * bytes, 2 * L, [=](Queue& q) { add(q, x, y); }});
   const Dropout dropout{.p = 0.1f};
   bench.measure({"dropout + residual", 0, 3 * bytes, 0,
                  [=](Queue& queue) { dropout_forward(queue, dropout, T, x, z, y); }});
   bench.measure({"dropout backward", 0, 2 * bytes, 0,
                  [=](Queue& queue) { dropout_backward(queue, dropout, T, x, y); }});
-  const MutView tokens = bench.ids({n}), table = bench.floats({V, C}),
-                positions = bench.floats({T, C});
+  const MutView tokens = bench.ids({n}), table = bench.matrix({V, C}),
+                positions = bench.matrix({T, C});
+  const MutView dtable = bench.floats({V, C}), dpositions = bench.floats({T, C});
   bench.measure({"embedding forward", 0, 3 * bytes, 1,
                  [=](Queue& queue) { embedding_forward(queue, tokens, table, positions, T, y); }});
   bench.measure({"embedding backward", 0, 5 * bytes, 1, [=](Queue& queue) {
-                   embedding_backward(queue, tokens, y, T, Write::set, table, positions);
+                   embedding_backward(queue, tokens, y, T, Write::set, dtable, dpositions);
                  }});
   const MutView logits = bench.floats({n, V}), losses = bench.floats({n});
+  const MutView dlogits = bench.dtype() == Dtype::f32 ? logits : bench.matrix({n, V});
   bench.measure({"cross_entropy, fused gradient", 0, 8.0 * n * V, 1, [=](Queue& queue) {
-                   cross_entropy_forward_backward(queue, tokens, 1, logits, logits, losses);
+                   cross_entropy_forward_backward(queue, tokens, 1, logits, dlogits, losses);
                  }});
   const MutView w = bench.floats({n_parameters}), g = bench.floats({n_parameters});
   const MutView m = bench.floats({n_parameters}), v = bench.floats({n_parameters});
-  fill(*std::make_unique<Queue>(), 0, v);
+  const MutView copy = bench.dtype() == Dtype::f32 ? MutView() : bench.matrix({n_parameters});
   const AdamwStep step{1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1.0f};
   bench.measure({"adamw", 0, 28.0 * n_parameters, 1, [=](Queue& queue) {
                    fill(queue, 0, part(v, 0, {1}));
-                   adamw(queue, step, g, w, m, v);
+                   adamw(queue, step, g, w, m, v, copy);
                  }});
   Storage sums((n_parameters / norm_chunk_elements + 1) * 8);
   const MutView chunks = sums.view(Dtype::f64, {n_parameters / norm_chunk_elements + 1});
@@ -294,13 +315,9 @@ void the_rest(Bench& bench) {
                  [=](Queue& queue) { sum_of_squares(queue, g, chunks); }});
 }
 
-}  // namespace
-
-int main() {
-  fmt::print("peak of multiply-adds on one thread: {:.1f} GFLOP/s\n", peak_gflops());
-  fmt::print("{:34} {:>12} {:>15} {:>11} {:>10} {:>9}\n", "op", "time", "rate", "cut", "longest",
-             "ms/step");
-  Bench bench;
+/// Every op of a step in one compute dtype.
+void step_in(Dtype dtype) {
+  Bench bench(dtype);
   linears(bench, "qkv 384-1152", C, 3 * C, L);
   linears(bench, "projection 384-384", C, C, L);
   linears(bench, "up 384-1536", C, F, L);
@@ -311,4 +328,12 @@ int main() {
   norms(bench);
   the_rest(bench);
   bench.summary();
+}
+
+}  // namespace
+
+int main() {
+  fmt::print("peak of multiply-adds on one thread: {:.1f} GFLOP/s in f32; bf16 products: {}\n",
+             peak_gflops(), has_fast_bf16() ? "by bf16 instructions" : "by copies in f32");
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) step_in(dtype);
 }

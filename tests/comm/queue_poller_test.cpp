@@ -1,0 +1,48 @@
+#include "src/comm/queue_poller.h"
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <thread>
+
+#include "src/base/error.h"
+#include "src/rt/event.h"
+
+using namespace llm;
+
+namespace {
+
+const WaitName wait_done{"done"}, wait_never{"never"};
+
+Task<> waits(Event& event) {
+  co_await event;
+}
+
+}  // namespace
+
+TEST_CASE("a loop that waits for another thread's tile longer than the stall timeout goes on") {
+  Loop loop({.stall_warning_seconds = 0, .stall_timeout_seconds = 0.01, .warn = {}});
+  ThreadPool pool(2);
+  Queue queue(Device::cpu, &pool);
+  QueuePoller poller(queue, 1);
+  loop.add_poller(poller);
+  const std::thread::id here = std::this_thread::get_id();
+  std::atomic<bool> elsewhere{false};
+  queue.tiles("op", 2, [&](std::int64_t) {
+    if (std::this_thread::get_id() == here) {
+      while (!elsewhere) std::this_thread::yield();  // leave one to the other thread
+    } else {
+      elsewhere = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  });
+  Event done(loop, wait_done);
+  queue.notify([&] { done.set(); });
+  loop.spawn("waits", waits(done));
+  loop.run();
+  CHECK(queue.empty());
+  // With nothing under way the timeout holds.
+  Event never(loop, wait_never);
+  loop.spawn("waits", waits(never));
+  CHECK_THROWS_AS(loop.run(), StallError);
+}
