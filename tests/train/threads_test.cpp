@@ -24,6 +24,20 @@ Settings wide_settings(const ModelConfig& model, int dp, int threads_per_rank) {
   return settings;
 }
 
+/// Throws in the middle of a step.
+class BreaksOff : public Poller {
+ public:
+  BreaksOff(const Queue& compute, int n_polls) : compute_(compute), n_left_(n_polls) {}
+  bool poll() override {
+    if (!compute_.empty() && --n_left_ == 0) throw std::runtime_error("broken off");
+    return false;
+  }
+
+ private:
+  const Queue& compute_;
+  int n_left_;
+};
+
 void require_same(const Outcome& run, const Outcome& single) {
   REQUIRE(run.losses == single.losses);
   REQUIRE(difference(run.gradients, single.gradients) == "");
@@ -55,11 +69,17 @@ TEST_CASE("ranks of many threads have one thread's bits under every order of del
 }
 
 TEST_CASE("a run that breaks off while threads compute ends with its own error") {
-  const Settings settings = wide_settings(parity_gpt2(), 2, 3);
-  World::Options options;
-  options.train = [&](int) {
-    return std::make_unique<RandomSamples>(11, settings.model.vocab_size, settings.seq_len);
-  };
-  options.after_step = [](std::int64_t) { throw std::runtime_error("broken off"); };
-  CHECK_THROWS_WITH(World(settings, options).run(), "broken off");
+  const Settings settings = wide_settings(parity_gpt2(), 1, 3);
+  for (int n_polls = 1; n_polls < 40; n_polls += 3) {
+    RandomSamples samples(11, settings.model.vocab_size, settings.seq_len);
+    TrainerInputs inputs;
+    inputs.train = &samples;
+    Loop loop;
+    LoopbackNetwork network(loop, 1, 0);
+    Trainer trainer(loop, network.rank(0), settings, inputs);
+    BreaksOff breaks_off(trainer.compute(), n_polls);
+    loop.add_poller(breaks_off);
+    trainer.start();
+    CHECK_THROWS_WITH(loop.run(), "broken off");
+  }
 }
