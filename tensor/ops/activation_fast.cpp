@@ -64,14 +64,28 @@ struct Relu {
 
 template <typename F, typename T>
 void forward(const T* x, T* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; i += n_lanes) {
+  std::int64_t i = 0;
+  for (; i + 4 * n_lanes <= n; i += 4 * n_lanes) {
+    Lanes v[4];
+    for (int k = 0; k < 4; ++k) v[k] = load(x + i + k * n_lanes);
+    for (int k = 0; k < 4; ++k) v[k] = F::at(v[k]).value;
+    for (int k = 0; k < 4; ++k) store(v[k], y + i + k * n_lanes);
+  }
+  for (; i < n; i += n_lanes) {
     store(F::at(load(x + i, n - i)).value, y + i, n - i);
   }
 }
 
 template <typename F, typename T>
 void backward(const T* x, const T* dy, T* dx, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; i += n_lanes) {
+  std::int64_t i = 0;
+  for (; i + 4 * n_lanes <= n; i += 4 * n_lanes) {
+    Lanes v[4];
+    for (int k = 0; k < 4; ++k) v[k] = load(x + i + k * n_lanes);
+    for (int k = 0; k < 4; ++k) v[k] = F::at(v[k]).slope;
+    for (int k = 0; k < 4; ++k) store(v[k] * load(dy + i + k * n_lanes), dx + i + k * n_lanes);
+  }
+  for (; i < n; i += n_lanes) {
     const Lanes slope = F::at(load(x + i, n - i)).slope;
     store(slope * load(dy + i, n - i), dx + i, n - i);
   }

@@ -7,6 +7,9 @@
 #include <vector>
 
 #include "src/base/philox.h"
+#include "tensor/ops/elements.h"
+#include "tensor/ops/matmul.h"
+#include "tensor/ops/rounding.h"
 #include "tensor/queue.h"
 #include "tensor/storage.h"
 #include "tensor/view.h"
@@ -103,8 +106,38 @@ inline bool same_bits(const void* a, const void* b, std::int64_t n_floats) {
   return n_floats == 0 || std::memcmp(a, b, static_cast<std::size_t>(n_floats) * 4) == 0;
 }
 inline bool same_bits(const View& a, const View& b) {
-  return a.n_bytes() == b.n_bytes() && same_bits(a.data(), b.data(), a.n_bytes() / 4);
+  if (a.n_bytes() != b.n_bytes()) return false;
+  return a.n_bytes() == 0 ||
+         std::memcmp(a.data(), b.data(), static_cast<std::size_t>(a.n_bytes())) == 0;
 }
+
+/// x rounded to, or widened from, another dtype by the definition.
+inline Tensor converted(const View& x, Dtype dtype) {
+  Tensor y(x.shape(), dtype);
+  with_type_of(x.dtype(), [&](auto from) {
+    with_type_of(dtype, [&](auto to) {
+      for (std::int64_t i = 0; i < x.n_elements(); ++i) {
+        y.view().as<decltype(to)>()[i] =
+            round_to<decltype(to)>(to_float(x.as<decltype(from)>()[i]));
+      }
+    });
+  });
+  return y;
+}
+
+/// The kernel of the process for as long as this lives.
+class UseProductKernel {
+ public:
+  explicit UseProductKernel(ProductKernel kernel) : before_(product_kernel()) {
+    set_product_kernel(kernel);
+  }
+  ~UseProductKernel() { set_product_kernel(before_); }
+  UseProductKernel(const UseProductKernel&) = delete;
+  UseProductKernel& operator=(const UseProductKernel&) = delete;
+
+ private:
+  ProductKernel before_;
+};
 
 /// Sizes around the widths of registers and unrolled loops.
 inline const std::vector<std::int64_t> odd_sizes = {0,  1,  2,  3,  7,  8,   15,  16,  17,

@@ -70,6 +70,33 @@ std::vector<Tensor> outputs() {
 
 }  // namespace
 
+TEST_CASE("every target rounds to bf16 and f16, and widens them, with the same bits") {
+  const std::int64_t n = 40'000;
+  const Tensor x({n}), small({n});
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uint32_t bits = philox_at(1, static_cast<std::uint64_t>(i))[0];
+    std::memcpy(&x[i], &bits, sizeof bits);       // of every size, infinities and NaN among them
+    small[i] = static_cast<float>(i) * 0x1p-27f;  // subnormal in f16
+  }
+  for (const std::int64_t target :
+       {std::int64_t{HWY_AVX3}, std::int64_t{HWY_AVX2}, std::int64_t{HWY_EMU128}}) {
+    hwy::SetSupportedTargetsForTest(0);
+    if (target != HWY_EMU128 && (hwy::SupportedTargets() & target) == 0) continue;
+    use_target(target);
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
+      INFO(name_of(dtype) << " on " << hwy::TargetName(target));
+      for (const Tensor* from : {&x, &small}) {
+        const Tensor low({n}, dtype), wide({n});
+        fast::convert(from->data(), low.view(), n);
+        CHECK(same_bits(low, converted(*from, dtype)));
+        fast::convert(View(low), wide.data(), n);
+        CHECK(same_bits(wide, converted(low, Dtype::f32)));
+      }
+    }
+    use_target(0);
+  }
+}
+
 TEST_CASE(
     "registers of 256 and 512 bits give the same bits, and those without FMA the same numbers") {
   const std::vector<Tensor> chosen = outputs();
