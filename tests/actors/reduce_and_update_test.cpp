@@ -129,3 +129,14 @@ TEST_CASE("a gradient that is not finite on one rank makes every rank skip") {
         std::all_of(m, m + update.state(rank).layout().n_elements, [](float x) { return x == 0; }));
   }
 }
+
+TEST_CASE("gradients of 20,000 on four ranks average finite: sums are f32 under every precision") {
+  Update update(4, 0.0, 1);
+  for (int rank = 0; rank < 4; ++rank) update.gradients(rank)[9] = 20000;
+  update.run();
+  for (int rank = 0; rank < 4; ++rank) {
+    CHECK_FALSE(update.report(rank).skipped);
+    CHECK(update.report(rank).grad_norm == 80000);  // above float16's 65,504
+    CHECK(update.state(rank).flat_m().as<float>()[9] == Approx(8000).epsilon(1e-6));
+  }
+}
