@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "src/data/corpus.h"
 #include "src/base/file.h"
+#include "src/data/corpus.h"
 #include "src/data/token_file.h"
 #include "src/data/tokenizer.h"
 

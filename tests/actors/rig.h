@@ -7,6 +7,7 @@
 #include "src/comm/queue_poller.h"
 #include "src/rt/inbox.h"
 #include "src/rt/loop.h"
+#include "src/rt/port.h"
 #include "tensor/queue.h"
 
 namespace llm {
