@@ -1,7 +1,8 @@
-// One training step of a GPT-2 on one rank, by the same Trainer as llm-train's:
-// prints a line of JSON like the peer's (tests/bench/peer_torch.py).
+// A training step of a GPT-2 by the same Trainer as llm-train's, on one rank or, under mpirun, on
+// several: rank 0 prints a line of JSON like the peer's (tests/bench/peer_torch.py).
 //   step_bench [model=10m|124m] [batch=8] [seq=256] [microbatches=1] [accumulation=tree|sequential]
-//              [steps=8] [warm=2] [threads=1]
+//              [steps=8] [warm=2] [threads=1] [dtype=f32|bf16|f16]
+// `batch` is a rank's.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -13,6 +14,7 @@
 
 #include "src/base/philox.h"
 #include "src/comm/loopback/loopback.h"
+#include "src/comm/mpi/mpi_transport.h"
 #include "src/train/plan_report.h"
 #include "src/train/trainer.h"
 
@@ -45,7 +47,7 @@ class RandomSamples : public SampleSource {
   std::int64_t vocab_;
 };
 
-Settings settings_of(std::map<std::string, std::string>& options) {
+Settings settings_of(std::map<std::string, std::string>& options, int n_ranks) {
   Settings s;
   const bool large = options["model"] == "124m";
   s.model = {.hidden_size = large ? 768 : 384,
@@ -61,7 +63,11 @@ Settings settings_of(std::map<std::string, std::string>& options) {
                      static_cast<std::size_t>(std::stoi(options["microbatches"])),
                      std::stoll(options["batch"])),
                  .n_accumulation_steps = 1,
-                 .dp = 1};
+                 .dp = n_ranks};
+  s.grid.dp = n_ranks;
+  s.model.compute = options["dtype"] == "bf16"  ? Dtype::bf16
+                    : options["dtype"] == "f16" ? Dtype::f16
+                                                : Dtype::f32;
   s.accumulation =
       options["accumulation"] == "tree" ? Accumulation::tree : Accumulation::sequential;
   s.optimizer = {.lr = {.peak = 1e-4}, .weight_decay = 0.1, .clip_norm = 0};
@@ -77,22 +83,30 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-}  // namespace
+using Options = std::map<std::string, std::string>;
 
-int main(int argc, char** argv) {
-  std::map<std::string, std::string> options{
-      {"model", "10m"}, {"batch", "8"}, {"seq", "256"},   {"microbatches", "1"},
-      {"steps", "8"},   {"warm", "2"},  {"threads", "1"}, {"accumulation", "tree"}};
-  for (int i = 1; i < argc; ++i) {
-    const std::string text = argv[i];
-    const std::size_t equal = text.find('=');
-    if (equal == std::string::npos || !options.contains(text.substr(0, equal))) {
-      fmt::print(stderr, "step_bench: '{}' is not one of its options\n", text);
-      return 64;
-    }
-    options[text.substr(0, equal)] = text.substr(equal + 1);
-  }
-  const Settings settings = settings_of(options);
+void print_figures(Options& options, const Settings& settings, std::vector<double> seconds,
+                   double loss) {
+  seconds.erase(seconds.begin(), seconds.begin() + std::stoll(options["warm"]));
+  const double step = median(seconds);
+  const double tokens_per_second = static_cast<double>(settings.tokens_per_step()) / step;
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  std::int64_t planned = 0;
+  for (const LedgerEntry& entry : memory_ledger(settings, 0)) planned += entry.n_bytes;
+  fmt::print(
+      "{{\"engine\": \"llm-train\", \"model\": \"{}\", \"mode\": \"{}\", \"B\": {}, \"T\": {}, "
+      "\"world\": {}, \"th\": {}, \"ms\": {:.1f}, \"min_ms\": {:.1f}, \"tok_s\": {:.1f}, "
+      "\"gflops\": {:.1f}, \"rss_MiB\": {}, \"planned_MiB\": {}, \"loss\": {:.3f}}}\n",
+      options["model"], options["dtype"], options["batch"], options["seq"], settings.grid.dp,
+      options["threads"], step * 1e3, *std::min_element(seconds.begin(), seconds.end()) * 1e3,
+      tokens_per_second,
+      tokens_per_second * flops_per_token(settings.model, settings.seq_len) * 1e-9,
+      usage.ru_maxrss / 1024, planned >> 20, loss);
+}
+
+void train(Options& options, Loop& loop, Transport& transport) {
+  const Settings settings = settings_of(options, transport.n_ranks());
   RandomSamples samples(settings.seq_len, settings.model.vocab_size == 50304 ? 50257 : 256);
   std::vector<double> seconds;
   double loss = 0;
@@ -102,27 +116,38 @@ int main(int argc, char** argv) {
     seconds.push_back(metrics.seconds);
     loss = metrics.loss;
   });
-  Loop loop;
-  LoopbackNetwork network(loop, 1, 0);
-  Trainer trainer(loop, network.rank(0), settings, inputs);
+  Trainer trainer(loop, transport, settings, inputs);
   trainer.start();
   loop.run();
+  if (transport.rank() == 0) print_figures(options, settings, seconds, loss);
+}
 
-  seconds.erase(seconds.begin(), seconds.begin() + std::stoll(options["warm"]));
-  const double step = median(seconds);
-  const double tokens_per_second = static_cast<double>(settings.tokens_per_step()) / step;
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  std::int64_t planned = 0;
-  for (const LedgerEntry& entry : memory_ledger(settings, 0)) planned += entry.n_bytes;
-  fmt::print(
-      "{{\"engine\": \"llm-train\", \"model\": \"{}\", \"B\": {}, \"T\": {}, \"th\": {}, \"ms\": "
-      "{:.1f}, "
-      "\"min_ms\": {:.1f}, \"tok_s\": {:.1f}, \"gflops\": {:.1f}, \"rss_MiB\": {}, "
-      "\"planned_MiB\": {}, \"loss\": {:.3f}}}\n",
-      options["model"], options["batch"], options["seq"], options["threads"], step * 1e3,
-      *std::min_element(seconds.begin(), seconds.end()) * 1e3, tokens_per_second,
-      tokens_per_second * flops_per_token(settings.model, settings.seq_len) * 1e-9,
-      usage.ru_maxrss / 1024, planned >> 20, loss);
-  return 0;
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options{{"model", "10m"},      {"batch", "8"},   {"seq", "256"},
+                  {"microbatches", "1"}, {"steps", "8"},   {"warm", "2"},
+                  {"threads", "1"},      {"dtype", "f32"}, {"accumulation", "tree"}};
+  for (int i = 1; i < argc; ++i) {
+    const std::string text = argv[i];
+    const std::size_t equal = text.find('=');
+    if (equal == std::string::npos || !options.contains(text.substr(0, equal))) {
+      fmt::print(stderr, "step_bench: '{}' is not one of its options\n", text);
+      return 64;
+    }
+    options[text.substr(0, equal)] = text.substr(equal + 1);
+  }
+  if (std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr) {
+    Loop loop;
+    LoopbackNetwork network(loop, 1, 0);
+    train(options, loop, network.rank(0));
+    return 0;
+  }
+  MpiSession session;
+  return run_and_report(session, [&] {
+    Loop loop;
+    MpiTransport transport(session, loop);
+    train(options, loop, transport);
+    return 0;
+  });
 }

@@ -1,28 +1,63 @@
-"""A training step of llm-train beside PyTorch's in one sitting: alternating runs, medians, one ratio.
+"""Training steps of llm-train beside PyTorch's in one sitting: alternating runs, medians, ratios.
 
-usage: step_ratio.py STEP_BENCH [ROUNDS]
+usage: step_ratio.py STEP_BENCH [ROUNDS] [CASE ...]      (cases: see CASES; all of the short ones by default)
 The peer needs Debian's python3-torch, libopenblas0-openmp and libtcmalloc-minimal4 (PEER_PYTHON names another
-Python with a newer torch). Without torch only llm-train's own figure is printed."""
+Python with a newer torch). Without torch only llm-train's own figures are printed."""
 import glob
 import json
 import os
 import pathlib
+import socket
 import statistics
 import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-CASE = {"model": "10m", "batch": "8", "seq": "256"}
+# name: model, batch of a rank, T, threads, ranks, dtype
+CASES = {
+    "10m-fp32": ("10m", 8, 256, 1, 1, "f32"),
+    "10m-bf16": ("10m", 8, 256, 1, 1, "bf16"),
+    "10m-fp32-2threads": ("10m", 8, 256, 2, 1, "f32"),
+    "10m-bf16-2threads": ("10m", 8, 256, 2, 1, "bf16"),
+    "10m-fp32-2ranks": ("10m", 8, 256, 1, 2, "f32"),
+    "10m-bf16-2ranks": ("10m", 8, 256, 1, 2, "bf16"),
+    "10m-B1-T128": ("10m", 1, 128, 1, 1, "f32"),
+    "10m-B1-T128-2ranks": ("10m", 1, 128, 1, 2, "f32"),
+    "124m-T64-fp32": ("124m", 4, 64, 1, 1, "f32"),
+    "124m-T64-bf16": ("124m", 4, 64, 1, 1, "bf16"),
+    "124m-T64-fp32-2threads": ("124m", 4, 64, 2, 1, "f32"),
+    "124m-T64-bf16-2threads": ("124m", 4, 64, 2, 1, "bf16"),
+    "124m-T256-fp32": ("124m", 4, 256, 1, 1, "f32"),
+    "124m-T256-bf16": ("124m", 4, 256, 1, 1, "bf16"),
+    "124m-B2-T64": ("124m", 2, 64, 1, 1, "f32"),
+    "124m-B2-T64-2ranks": ("124m", 2, 64, 1, 2, "f32"),
+}
+SHORT = ["10m-fp32", "10m-bf16"]
 
 
-def own(bench):
-    arguments = [f"{name}={value}" for name, value in CASE.items()] + ["steps=6"]
-    return json.loads(subprocess.run([bench, *arguments], check=True, capture_output=True, text=True).stdout)
+def n_steps(model):
+    return 4 if model == "124m" else 6
 
 
-def tuned_environment():
+def last_json(text):
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    return json.loads(lines[-1]) if lines else None
+
+
+def own(bench, case):
+    model, batch, seq, threads, ranks, dtype = case
+    command = [bench, f"model={model}", f"batch={batch}", f"seq={seq}", f"threads={threads}", f"dtype={dtype}",
+               f"steps={n_steps(model)}"]
+    environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    if ranks > 1:
+        command = ["mpirun", "--oversubscribe", "-n", str(ranks), *command]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return last_json(run.stdout)
+
+
+def tuned_environment(threads):
     """Without these PyTorch is 1.1 to 20 times slower than it can be."""
-    environment = dict(os.environ, ATEN_CPU_CAPABILITY="avx512", OMP_NUM_THREADS="1")
+    environment = dict(os.environ, ATEN_CPU_CAPABILITY="avx512", OMP_NUM_THREADS=str(threads), GLOO_SOCKET_IFNAME="lo")
     blas = glob.glob("/usr/lib/*/openblas-openmp")
     if blas:
         environment["LD_LIBRARY_PATH"] = blas[0]
@@ -32,31 +67,46 @@ def tuned_environment():
     return environment
 
 
-def peer(python):
-    command = [python, str(HERE / "peer_torch.py"), "--model", CASE["model"], "--B", CASE["batch"], "--T", CASE["seq"],
-               "--threads", "1", "--mode", "fp32", "--steps", "6"]
-    run = subprocess.run(command, capture_output=True, text=True, env=tuned_environment())
-    lines = [line for line in run.stdout.splitlines() if line.startswith("{")]
-    return json.loads(lines[-1]) if run.returncode == 0 and lines else None
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def peer(python, case):
+    model, batch, seq, threads, ranks, dtype = case
+    low = dtype == "bf16"  # the tanh form of GELU has no fast bf16 kernel there
+    command = [python, str(HERE / "peer_torch.py"), "--model", model, "--B", str(batch), "--T", str(seq),
+               "--threads", str(threads), "--mode", "bf16" if low else "fp32", "--gelu", "none" if low else "tanh",
+               "--steps", str(n_steps(model))]
+    environment = tuned_environment(threads)
+    if ranks > 1:
+        command += ["--dist", "ddp"]
+        environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(ranks))
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                             env=dict(environment, RANK=str(rank))) for rank in range(ranks)]
+    outputs = [run.communicate()[0] for run in runs]
+    return last_json(outputs[0]) if all(run.returncode == 0 for run in runs) else None
 
 
 def main():
-    bench, rounds = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3
+    bench = sys.argv[1]
+    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
     python = os.environ.get("PEER_PYTHON", "/usr/bin/python3")
-    ours, theirs = [], []
-    for _ in range(rounds):
-        ours.append(own(bench))
-        if (figure := peer(python)) is not None:
-            theirs.append(figure)
-    print("llm-train", json.dumps(ours[-1]))
-    mine = statistics.median(run["tok_s"] for run in ours)
-    if not theirs:
-        print(f"llm-train {mine:.0f} tok/s; no PyTorch here to compare with")
-        return
-    print("pytorch  ", json.dumps(theirs[-1]))
-    other = statistics.median(run["tok_s"] for run in theirs)
-    print(f"10M model, B 8, T 256, fp32, 1 thread: llm-train {mine:.0f} tok/s, PyTorch {other:.0f} tok/s, "
-          f"ratio {mine / other:.3f} (medians of {rounds} alternating runs)")
+    for name in sys.argv[3:] or SHORT:
+        ours, theirs = [], []
+        for _ in range(rounds):
+            ours.append(own(bench, CASES[name]))
+            if (figure := peer(python, CASES[name])) is not None:
+                theirs.append(figure)
+        mine = statistics.median(run["tok_s"] for run in ours)
+        line = f"{name:<24} llm-train {mine:8.0f} tok/s  {ours[-1]['gflops']:6.1f} GFLOP/s  {ours[-1]['rss_MiB']} MiB"
+        if theirs:
+            other = statistics.median(run["tok_s"] for run in theirs)
+            line += f"   PyTorch {other:8.0f} tok/s  {theirs[-1]['rss_MiB']} MiB   ratio {mine / other:.3f}"
+        else:
+            line += "   (no PyTorch here to compare with)"
+        print(f"{line}   medians of {rounds} alternating runs", flush=True)
 
 
 main()
