@@ -175,10 +175,15 @@ class Bench {
     });
     const double step_ms = seconds * 1e3 * row.per_step;
     (row.flops > 0 ? product_ms_ : other_ms_) += step_ms;
+    if (row.per_step > 0) parts_.emplace_back(row.name, step_ms);
     fmt::print("{:34} {:9.3f} ms {:7.1f} {} {:5} tiles {:7.2f} ms {:9.2f}\n", row.name,
                seconds * 1e3, (row.flops > 0 ? row.flops : row.bytes) / seconds / 1e9,
                row.flops > 0 ? "GFLOP/s" : "GB/s   ", n_tiles, tile_ms_max, step_ms);
   }
+
+  /// What a step spends where: the op and its ms.
+  using Parts = std::vector<std::pair<std::string, double>>;
+  const Parts& parts() const { return parts_; }
 
   void summary() const {
     fmt::print("{:34} {:9.1f} ms products and attention, {:.1f} ms the rest, {:.1f} ms together\n",
@@ -190,7 +195,12 @@ class Bench {
   std::deque<Storage> storages_;
   double product_ms_ = 0;
   double other_ms_ = 0;
+  Parts parts_;
 };
+
+bool library_multiplies(Dtype dtype) {
+  return dtype == Dtype::f32 || (dtype == Dtype::bf16 && has_fast_bf16());
+}
 
 /// y = x W^T in one call of the library, whose rate is the ops' to reach.
 void raw_product(const View& x, const View& w, const MutView& y) {
@@ -198,7 +208,7 @@ void raw_product(const View& x, const View& w, const MutView& y) {
   if (x.dtype() == Dtype::f32) {
     matmul({false, true, n, n_out, n_in, 1, x.as<float>(), n_in, w.as<float>(), n_in, 0,
             y.as<float>(), n_out});
-  } else if (x.dtype() == Dtype::bf16 && has_fast_bf16()) {
+  } else {
     matmul({false, true, n, n_out, n_in, x.as<Bf16>(), n_in, w.as<Bf16>(), n_in, nullptr, false, y,
             n_out});
   }
@@ -210,8 +220,10 @@ void linears(Bench& bench, const std::string& name, std::int64_t n_in, std::int6
   const MutView w = bench.matrix({n_out, n_in}), bias = bench.floats({n_out});
   const MutView dw = bench.floats({n_out, n_in});
   const double flops = 2.0 * n * static_cast<double>(n_in * n_out);
-  bench.measure({name + " raw product (not in the step)", flops, 0, 0,
-                 [=](Queue& queue) { queue.work("raw", [=] { raw_product(x, w, y); }); }});
+  if (library_multiplies(x.dtype())) {
+    bench.measure({name + " raw product", flops, 0, 0,
+                   [=](Queue& queue) { queue.work("raw", [=] { raw_product(x, w, y); }); }});
+  }
   bench.measure({name + " forward", flops, 0, per_step,
                  [=](Queue& queue) { linear_forward(queue, x, w, bias, y); }});
   bench.measure({name + " backward input", flops, 0, per_step,
@@ -316,7 +328,7 @@ void the_rest(Bench& bench) {
 }
 
 /// Every op of a step in one compute dtype.
-void step_in(Dtype dtype) {
+Bench::Parts step_in(Dtype dtype) {
   Bench bench(dtype);
   linears(bench, "qkv 384-1152", C, 3 * C, L);
   linears(bench, "projection 384-384", C, C, L);
@@ -328,12 +340,19 @@ void step_in(Dtype dtype) {
   norms(bench);
   the_rest(bench);
   bench.summary();
+  return bench.parts();
 }
 
 }  // namespace
 
 int main() {
-  fmt::print("peak of multiply-adds on one thread: {:.1f} GFLOP/s in f32; bf16 products: {}\n",
+  fmt::print("peak of multiply-adds on one thread: {:.1f} GFLOP/s in f32; products of bf16: {}\n",
              peak_gflops(), has_fast_bf16() ? "by bf16 instructions" : "by copies in f32");
-  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) step_in(dtype);
+  const Bench::Parts f32 = step_in(Dtype::f32), bf16 = step_in(Dtype::bf16),
+                     f16 = step_in(Dtype::f16);
+  fmt::print("\n{:34} {:>9} {:>9} {:>9}\n", "ms of a step", "f32", "bf16", "f16");
+  for (std::size_t i = 0; i < f32.size(); ++i) {
+    fmt::print("{:34} {:9.2f} {:9.2f} {:9.2f}\n", f32[i].first, f32[i].second, bf16[i].second,
+               f16[i].second);
+  }
 }
