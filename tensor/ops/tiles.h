@@ -6,8 +6,8 @@
 
 namespace llm {
 
-/// How an op's rows are cut into tiles. Between two tiles the loop moves messages, so a tile should
-/// take 1 to 3 ms. The rows of a tile follow from the cost of one row and never from the number of
+/// How an op's rows are cut into tiles. Between two tiles the loop moves messages, and a rank's
+/// threads share the tiles of an op, so a tile should take some 0.2 to 1 ms. The rows of a tile follow from the cost of one row and never from the number of
 /// rows: a row sits among the same neighbours whatever comes after it.
 struct RowCut {
   std::int64_t n_rows;
@@ -25,12 +25,12 @@ struct RowCut {
   }
 };
 
-/// Work of one tile: about 2 ms at 100 GFLOP/s.
-inline constexpr std::int64_t tile_flops = 200'000'000;
+/// Work of one tile: about 1 ms at 100 GFLOP/s.
+inline constexpr std::int64_t tile_flops = 100'000'000;
 /// The same of a product of bf16, at 200 to 500 GFLOP/s.
 inline constexpr std::int64_t tile_flops_bf16 = 3 * tile_flops;
-/// Traffic of one tile: about 1.5 ms at 20 GB/s.
-inline constexpr std::int64_t tile_bytes = 30'000'000;
+/// Traffic of one tile: about 0.2 ms at 20 GB/s.
+inline constexpr std::int64_t tile_bytes = 4'000'000;
 
 /// How oneDNN's products cut a sum depends on the number of rows at two places: below 16 rows, and
 /// at 100 where a row of b is a multiple of 4 KiB and a sum has more than 768 terms. Tiles of such

@@ -133,7 +133,7 @@ TEST_CASE("a linear layer turns its weights slab by slab") {
   });
   linear_forward(queue, x, w, b, y);
   queue.finish();
-  CHECK(ops == "tffffftf");
+  CHECK(ops == "tffffftff");
   matmul_plain(
       {false, true, n, n_out, n_in, 1, x.data(), n_in, w.data(), n_in, 0, plain.data(), n_out});
   for (std::int64_t i = 0; i < n * n_out; ++i) plain[i] += b[i % n_out];

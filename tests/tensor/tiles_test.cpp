@@ -23,10 +23,10 @@ TEST_CASE("tiles cover every row once and none but the last is ever cut short") 
 }
 
 TEST_CASE("the rows of a tile follow from the cost of a row, not from their number") {
-  CHECK(cut_by_flops(10'000, 2 * 384 * 1536).rows_per_tile == 128);
-  CHECK(cut_by_flops(20, 2 * 384 * 1536).rows_per_tile == 128);
+  CHECK(cut_by_flops(10'000, 2 * 384 * 1536).rows_per_tile == 64);
+  CHECK(cut_by_flops(20, 2 * 384 * 1536).rows_per_tile == 64);
   CHECK(cut_by_flops(20, 1'000'000'000).rows_per_tile == 64);
   CHECK(cut_by_flops(20, 0).rows_per_tile == tile_flops / 64 * 64);
   CHECK(cut_by_bytes(5, tile_bytes * 2).rows_per_tile == 1);
-  CHECK(cut_by_bytes(5, 1000).rows_per_tile == 30'000);
+  CHECK(cut_by_bytes(5, 1000).rows_per_tile == 4'000);
 }
