@@ -30,9 +30,7 @@ Storage::Storage(std::int64_t n_bytes, Device device) : n_bytes_(n_bytes), devic
   CHECK_CONTRACT(device == Device::cpu, "only CPU memory is here");
   const std::int64_t size = std::max(rounded(n_bytes), alignment);
   bytes_ = {std::aligned_alloc(alignment, static_cast<std::size_t>(size)), Free{n_bytes}};
-  if (!bytes_) {
-    throw Error(ExitCode::internal, "out of memory: " + std::to_string(size) + " bytes asked for");
-  }
+  if (!bytes_) throw OutOfMemory(size);
   bytes_in_use += n_bytes;
   std::memset(bytes_.get(), 0, static_cast<std::size_t>(size));
 }

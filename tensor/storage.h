@@ -14,7 +14,7 @@ std::int64_t storage_bytes_in_use();
 class Storage {
  public:
   Storage() = default;
-  /// Throws Error (exit 70) naming the bytes asked for when there is no memory.
+  /// Throws OutOfMemory when there is none.
   explicit Storage(std::int64_t n_bytes, Device device = Device::cpu);
   std::int64_t n_bytes() const { return n_bytes_; }
   Device device() const { return device_; }

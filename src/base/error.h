@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -49,6 +50,14 @@ struct CommError : Error {
 /// Nothing moved for longer than distributed.collective_timeout_seconds.
 struct StallError : Error {
   explicit StallError(const std::string& m) : Error(ExitCode::internal, m) {}
+};
+/// The system gave no memory for a tensor.
+struct OutOfMemory : Error {
+  explicit OutOfMemory(std::int64_t n_bytes_)
+      : Error(ExitCode::internal,
+              "out of memory: " + std::to_string(n_bytes_) + " bytes asked for"),
+        n_bytes(n_bytes_) {}
+  std::int64_t n_bytes;  ///< what was asked for
 };
 /// A bug of this program (CHECK_CONTRACT).
 struct ContractBroken : Error {

@@ -50,6 +50,20 @@ std::string bucket_table(const FlatLayout& layout, const ModelConfig& model) {
   return text;
 }
 
+std::int64_t sum_of(const std::vector<LedgerEntry>& ledger) {
+  std::int64_t total = 0;
+  for (const LedgerEntry& entry : ledger) total += entry.n_bytes;
+  return total;
+}
+
+std::string ledger_table(const std::vector<LedgerEntry>& ledger) {
+  std::string text;
+  for (const LedgerEntry& entry : ledger) {
+    text += fmt::format("  {:<48} {:>16}\n", entry.what, mib(entry.n_bytes));
+  }
+  return text + fmt::format("  {:<48} {:>16}\n", "sum", mib(sum_of(ledger)));
+}
+
 std::string batch_text(const Settings& s) {
   std::string samples;
   for (const std::int64_t n : s.partition.microbatch_samples) {
@@ -145,13 +159,7 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node) {
   if (s.n_steps > 0) text += fmt::format("steps    {}\n", s.n_steps);
   text += layer_table(s) + bucket_table(model_layout(s.model, s.bucket_bytes), s.model);
 
-  std::int64_t total = 0;
-  text += "bytes per rank\n";
-  for (const LedgerEntry& entry : memory_ledger(s, s.grid.dp - 1)) {
-    text += fmt::format("  {:<48} {:>16}\n", entry.what, mib(entry.n_bytes));
-    total += entry.n_bytes;
-  }
-  text += fmt::format("  {:<48} {:>16}\n", "sum", mib(total));
+  text += "bytes per rank\n" + ledger_table(memory_ledger(s, s.grid.dp - 1));
 
   text += "messages per step\n";
   for (const int rank : {0, s.grid.dp - 1}) {
@@ -162,6 +170,17 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node) {
     if (s.grid.dp == 1) break;
   }
   return text;
+}
+
+std::string out_of_memory_text(const Settings& s, int rank, std::int64_t bytes_asked_for,
+                               std::int64_t bytes_held) {
+  const std::vector<LedgerEntry> ledger = memory_ledger(s, rank);
+  return fmt::format(
+      "out of memory: {} asked for, {} of the {} planned are held; what helps most: a smaller "
+      "training.batch_size, or the same cut by distributed.pp_n_microbatches (activations); "
+      "numerics.accumulation: sequential (gradient buffers); optimization.amp_dtype: bfloat16 "
+      "(activations). The plan of this rank:\n{}",
+      mib(bytes_asked_for), mib(bytes_held), mib(sum_of(ledger)), ledger_table(ledger));
 }
 
 }  // namespace llm

@@ -27,6 +27,11 @@ struct StepTraffic {
 };
 StepTraffic step_traffic(const Settings& settings, int rank);
 
+/// What a rank that gets no memory says: the bytes asked for and held, the plan's ledger, and the
+/// fields that help most.
+std::string out_of_memory_text(const Settings& settings, int rank, std::int64_t bytes_asked_for,
+                               std::int64_t bytes_held);
+
 /// The text of `llm-train --plan`.
 std::string plan_text(const Settings& settings, std::int64_t ranks_per_node);
 

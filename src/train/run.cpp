@@ -23,6 +23,7 @@
 #include "src/train/settings_from_config.h"
 #include "src/train/trainer.h"
 #include "tensor/ops/matmul.h"
+#include "tensor/storage.h"
 
 namespace llm {
 namespace {
@@ -187,10 +188,17 @@ class Run {
     }
     MpiTransport transport(session_, loop);
     const StopSignals signals(loop);
-    Trainer trainer(loop, transport, start_.settings, inputs(signals));
-    if (trace) trainer.trace_compute(*trace);
-    trainer.start();
-    loop.run();
+    std::optional<Trainer> made;
+    try {
+      made.emplace(loop, transport, start_.settings, inputs(signals));
+      if (trace) made->trace_compute(*trace);
+      made->start();
+      loop.run();
+    } catch (const OutOfMemory& error) {
+      throw Error(error.code(), out_of_memory_text(start_.settings, session_.rank(), error.n_bytes,
+                                                   storage_bytes_in_use()));
+    }
+    Trainer& trainer = *made;
     if (trace) trace->write(fmt::format("{}/rank-{}.json", request_.trace_dir, session_.rank()));
     return finish(trainer);
   }

@@ -3,6 +3,7 @@ seconds with a code that is not zero and one cause line; no process and no share
 import os
 import pathlib
 import re
+import resource
 import signal
 import subprocess
 import time
@@ -38,6 +39,23 @@ class Faults(program.ProgramTest):
         program.wait_until(lambda: not any(pathlib.Path(f"/proc/{rank}").exists() for rank in ranks), 3)
         self.assertEqual(shared_memory(self.shared), [])
         return done
+
+    def test_memory_that_is_not_there_ends_all_with_the_plan_and_the_way_out(self):
+        def little_memory():
+            resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+
+        # 4,096 samples of 512 tokens: activations of some 10 GiB a rank.
+        large = ["model.max_seq_len=512", "data.max_seq_len=512", "model.hidden_size=64", "training.batch_size=4096"]
+        arguments = [*program.TINY, f"data.dataset_path={self.text(n_bytes=40000)}", "logging.run_dir=run", *large]
+        done = subprocess.run(self.command(arguments, ranks=2), cwd=self.folder, env=self.environment, text=True,
+                              capture_output=True, preexec_fn=little_memory, timeout=60)
+        self.assertEqual(done.returncode, 70, done.stderr)
+        causes = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+        self.assertEqual(len(causes), 1, done.stderr)
+        self.assertRegex(causes[0], r"error: rank [01]: out of memory: [0-9.]+ MiB asked for, [0-9.]+ MiB of the [0-9.]+ MiB")
+        for field in ("training.batch_size", "distributed.pp_n_microbatches", "numerics.accumulation", "amp_dtype"):
+            self.assertIn(field, causes[0])
+        self.assertRegex(done.stderr, r"activations, 1 microbatch in flight +[0-9.]+ MiB")
 
     def test_a_killed_rank_ends_all(self):
         for killed, n_ranks in ((0, 2), (1, 3)):

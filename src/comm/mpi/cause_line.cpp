@@ -1,5 +1,6 @@
 #include "src/comm/mpi/cause_line.h"
 
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -10,7 +11,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -26,9 +30,32 @@ std::string job_name() {
   return std::to_string(getpid());
 }
 
+/// Gone, or a zombie that its launcher has not looked after yet.
+bool has_ended(int process) {
+  if (kill(process, 0) != 0) return errno == ESRCH;
+  std::ifstream file(fmt::format("/proc/{}/stat", process));
+  const std::string stat(std::istreambuf_iterator<char>(file), {});
+  const std::size_t name_end =
+      stat.rfind(')');  // "PID (NAME) STATE ...", and NAME may hold anything
+  return name_end != std::string::npos && name_end + 2 < stat.size() && stat[name_end + 2] == 'Z';
+}
+
+std::vector<int>& node_processes() {
+  static std::vector<int> processes;
+  return processes;
+}
+
 }  // namespace
 
+void set_node_processes(std::vector<int> processes) {
+  // Ranks in containers of their own do not see each other: then the claim alone decides.
+  if (std::any_of(processes.begin(), processes.end(), has_ended)) processes.clear();
+  node_processes() = std::move(processes);
+}
+
 bool claim_cause_line() {
+  // The claim below ends with its owner, while this rank may still be on its way to its own end.
+  if (std::any_of(node_processes().begin(), node_processes().end(), has_ended)) return false;
   // An abstract socket address has one owner at a time and ends with it. The descriptor stays open
   // until the process ends.
   sockaddr_un address{};

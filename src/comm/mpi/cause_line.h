@@ -1,10 +1,15 @@
 #pragma once
 #include <string_view>
+#include <vector>
 
 namespace llm {
 
-/// True for the first caller among this job's ranks on this node, until it has ended. Local and
-/// without files: nothing is left behind however the ranks end.
+/// The processes of this job's ranks on this node. From here on a rank that finds one of them ended
+/// knows that the cause was another's: it has been said, by that rank or by the launcher.
+void set_node_processes(std::vector<int> processes);
+
+/// True for the first caller among this job's ranks on this node. Local and without files: nothing
+/// is left behind however the ranks end.
 bool claim_cause_line();
 
 /// "error: rank R: message" on stderr, in one write.

@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <exception>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include "src/base/check.h"
@@ -115,6 +117,10 @@ MpiSession::MpiSession() {
             no_peer);
   CHECK_MPI(MPI_Comm_rank(node, &local_rank_), no_peer);
   CHECK_MPI(MPI_Comm_size(node, &ranks_per_node_), no_peer);
+  std::vector<int> processes(static_cast<std::size_t>(ranks_per_node_));
+  const int self = getpid();
+  CHECK_MPI(MPI_Allgather(&self, 1, MPI_INT, processes.data(), 1, MPI_INT, node), no_peer);
+  set_node_processes(std::move(processes));
   CHECK_MPI(MPI_Comm_free(&node), no_peer);
   std::atexit(abort_at_exit);
   std::set_terminate(abort_at_terminate);
