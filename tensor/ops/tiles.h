@@ -7,8 +7,9 @@
 namespace llm {
 
 /// How an op's rows are cut into tiles. Between two tiles the loop moves messages, and a rank's
-/// threads share the tiles of an op, so a tile should take some 0.2 to 1 ms. The rows of a tile follow from the cost of one row and never from the number of
-/// rows: a row sits among the same neighbours whatever comes after it.
+/// threads share the tiles of an op, so a tile should take some 0.2 to 1 ms. The rows of a tile
+/// follow from the cost of one row and never from the number of rows: a row sits among the same
+/// neighbours whatever comes after it.
 struct RowCut {
   std::int64_t n_rows;
   std::int64_t rows_per_tile;

@@ -40,7 +40,8 @@ CONFIGURATIONS = {
     "a guide's field without counterpart says what to write": (
         78, ["optimization.use_compile", "use_compile: false"], "optimization:\n  use_compile: true\n", []),
     "what comes later is refused": (
-        78, ["optimization.amp_dtype", "bfloat16", "float32"], None, ["optimization.amp_dtype=bfloat16"]),
+        78, ["optimization.gradient_checkpointing", "block", "none"], None,
+        ["optimization.gradient_checkpointing=block"]),
     "nccl without a device names the line to change": (
         78, ["distributed.backend", "nccl", "0 devices", "backend: mpi"], None, ["distributed.backend=nccl"]),
     "a vocabulary below the tokenizer's names both": (
