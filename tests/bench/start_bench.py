@@ -15,7 +15,7 @@ PROGRAM, ROOT = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
 
 def start(folder, name):
     command = ["mpirun", "--oversubscribe", "-n", "2", PROGRAM, "--config-path", "configs/quickstart.yaml",
-               "training.max_steps=1", "training.run_validation=false", f"data.cache_dir={folder}/cache",
+               "training.max_steps=1", "training.warmup_steps=1", "training.run_validation=false", f"data.cache_dir={folder}/cache",
                f"logging.run_dir={folder}/{name}", "logging.progress=line"]
     environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     begin = time.monotonic()
