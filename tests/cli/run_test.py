@@ -2,7 +2,9 @@
 import json
 import math
 import os
+import pty
 import struct
+import subprocess
 
 import program
 
@@ -103,6 +105,29 @@ class Runs(program.ProgramTest):
         for threads in (1, 2, 3):
             self.train(f"run-{threads}", "training.batch_size=4", f"distributed.threads_per_rank={threads}", ranks=2)
             self.assertEqual(self.weights(f"run-{threads}"), self.weights("run-1"))
+
+    def test_progress_auto_is_a_bar_where_the_launcher_has_a_terminal(self):
+        arguments = [*program.TINY, f"data.dataset_path={self.text()}", "logging.run_dir=run", "logging.progress=auto"]
+        for ranks in (0, 2):
+            with self.subTest(ranks=ranks):
+                controller, terminal = pty.openpty()
+                process = subprocess.Popen(self.command(arguments, ranks), cwd=self.folder, env=self.environment,
+                                           stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.DEVNULL)
+                os.close(terminal)
+                shown = b""
+                while True:
+                    try:
+                        part = os.read(controller, 4096)
+                    except OSError:  # the last writer has closed its end
+                        break
+                    if not part:
+                        break
+                    shown += part
+                os.close(controller)
+                self.assertEqual(process.wait(timeout=60), 0)
+                self.assertIn(b"[====", shown)
+            (self.folder / "run").rename(self.folder / f"run-{ranks}")
+        self.assertNotIn("[====", self.train("piped", "logging.progress=auto", ranks=2).out)
 
     def test_a_run_is_stopped_by_neither_terminal_nor_progress_setting(self):
         for progress in ("auto", "bar", "off"):
