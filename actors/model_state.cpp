@@ -39,7 +39,8 @@ FlatLayout model_layout(const ModelConfig& config, std::int64_t bucket_bytes) {
   return flat_layout(tensors, bucket_elements(bucket_bytes), norm_chunk_elements);
 }
 
-ModelState::ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int n_gradient_buffers)
+ModelState::ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int n_gradient_buffers,
+                       bool shares_gradients)
     : config_(config),
       layout_(model_layout(config, bucket_bytes)),
       specs_(parameters(config)),
@@ -49,7 +50,8 @@ ModelState::ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int
       m_(f32_bytes(layout_.n_elements)),
       v_(f32_bytes(layout_.n_elements)) {
   for (int i = 0; i < n_gradient_buffers; ++i) {
-    gradients_.emplace_back(f32_bytes(layout_.n_elements));
+    const std::int64_t n_bytes = f32_bytes(layout_.n_elements);
+    gradients_.push_back(shares_gradients && i == 0 ? Storage::shared(n_bytes) : Storage(n_bytes));
   }
 }
 

@@ -32,7 +32,9 @@ FlatLayout model_layout(const ModelConfig& config, std::int64_t bucket_bytes);
 /// reducer's until reduced, the optimizer's until parameters_updated.
 class ModelState {
  public:
-  ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int n_gradient_buffers);
+  /// `shares_gradients`: the first gradient buffer is memory that other ranks can map.
+  ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int n_gradient_buffers,
+             bool shares_gradients = false);
 
   const ModelConfig& config() const { return config_; }
   const FlatLayout& layout() const { return layout_; }
@@ -63,6 +65,8 @@ class ModelState {
   MutView flat_gradients(int buffer) const {
     return flat(gradients_[static_cast<std::size_t>(buffer)]);
   }
+  /// Of gradient buffer 0, where it is shared.
+  SharedHandle gradients_handle() const { return gradients_.front().handle(); }
   MutView flat_m() const { return flat(m_); }
   MutView flat_v() const { return flat(v_); }
 

@@ -110,7 +110,7 @@ std::vector<LedgerEntry> memory_ledger(const Settings& s, int rank) {
        n_tokens * s.model.hidden_size * static_cast<std::int64_t>(size_of(s.model.compute))});
   ledger.push_back({"scratch of one layer", scratch_bytes(s.model, layers, largest, s.seq_len)});
   std::int64_t receives = 0;
-  for (int lane = 0; lane < s.n_reducer_lanes; ++lane) {
+  for (int lane = 0; lane < s.n_reducer_lanes && !s.shares_memory; ++lane) {
     receives += reducer_scratch_bytes(layout.buckets, {rank, s.grid.dp}, s.n_reducer_lanes, lane);
   }
   ledger.push_back({"receives of the gradient reducers", receives});
@@ -127,6 +127,13 @@ std::vector<LedgerEntry> memory_ledger(const Settings& s, int rank) {
 StepTraffic step_traffic(const Settings& s, int rank) {
   StepTraffic traffic;
   const int dp = s.grid.dp;
+  traffic.n_control_messages = dp - 1 + (rank == 0 ? 0 : s.partition.n_microbatches());
+  const std::vector<Bucket> buckets = model_layout(s.model, s.bucket_bytes).buckets;
+  if (s.shares_memory) {  // a handle of each lane; then each bucket's "ready" and "summed"
+    traffic.n_start_messages = std::int64_t{s.n_reducer_lanes} * (dp - 1);
+    traffic.n_tensor_messages = 2 * static_cast<std::int64_t>(buckets.size()) * (dp - 1);
+    return traffic;
+  }
   const CollectiveForm form = best_form(dp);
   const auto count = [&](const std::vector<Transfer>& sends) {
     for (const Transfer& send : sends) {
@@ -135,13 +142,12 @@ StepTraffic step_traffic(const Settings& s, int rank) {
       traffic.n_bytes += send.range.size() * 4;
     }
   };
-  for (const Bucket& bucket : model_layout(s.model, s.bucket_bytes).buckets) {
+  for (const Bucket& bucket : buckets) {
     const CollectiveShape shape{rank, dp,
                                 even_cuts(bucket.flat.size(), dp, FlatLayout::alignment_elements)};
     for (const ReduceRound& round : reduce_scatter_plan(form, shape).rounds) count(round.sends);
     for (const GatherRound& round : all_gather_plan(form, shape)) count(round.sends);
   }
-  traffic.n_control_messages = dp - 1 + (rank == 0 ? 0 : s.partition.n_microbatches());
   return traffic;
 }
 
