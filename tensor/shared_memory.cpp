@@ -49,10 +49,15 @@ void SharedMemory::map() {
 SharedMemory::SharedMemory(std::int64_t n_bytes)
     : file_(memfd_create("llm-train", MFD_CLOEXEC)), n_bytes_(n_bytes) {
   CHECK_CONTRACT(n_bytes >= 0, "memory has a size");
-  const auto size = static_cast<off_t>(mapped_bytes(n_bytes));
-  // posix_fallocate and not ftruncate: a page that cannot be had is an error here, not a signal at
-  // its first use.
-  if (file_.descriptor() < 0 || posix_fallocate(file_.descriptor(), 0, size) != 0) {
+  // A file is given more memory than there is until the system kills someone; private memory that
+  // is obviously too much is refused.
+  const std::size_t n = mapped_bytes(n_bytes);
+  void* const asked = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (asked == MAP_FAILED) throw OutOfMemory(n_bytes);
+  munmap(asked, n);
+  // Pages that cannot be had are an error here, not a signal at their first use.
+  if (file_.descriptor() < 0 ||
+      posix_fallocate(file_.descriptor(), 0, static_cast<off_t>(n)) != 0) {
     throw OutOfMemory(n_bytes);
   }
   map();
