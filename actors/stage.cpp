@@ -60,6 +60,9 @@ Task<> Stage::run_step(std::int64_t step) {
         case Action::Kind::backward:
           co_await backward(step, m);
           break;
+        case Action::Kind::backward_input:
+        case Action::Kind::backward_weight:
+          CHECK_CONTRACT(false, "a backward is whole");
       }
     }
   }

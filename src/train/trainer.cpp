@@ -53,7 +53,8 @@ Trainer::~Trainer() {
 Stage::Plan Trainer::stage_plan() const {
   const Partition& partition = settings_.partition;
   Stage::Plan plan;
-  plan.schedule = stage_schedule(settings_);
+  check_pipeline(settings_);
+  plan.schedule = settings_.pipeline.schedules[static_cast<std::size_t>(place_.pp)];
   plan.n_accumulation_steps = partition.n_accumulation_steps;
   plan.accumulation = accumulation_plan(settings_.accumulation, partition.n_microbatches());
   plan.first_microbatch = place_.dp * partition.n_microbatches();

@@ -63,6 +63,7 @@ TEST_CASE("P1: the order of messages changes no bit") {
   for (const int dp : {2, 4}) {
     Settings settings = parity_settings(parity_gpt2(0.1f), dp, {1}, 2, 2);
     settings.model.n_layers = 1;
+    set_pipeline(settings);
     settings.bucket_bytes = 2048;
     settings.n_reducer_lanes = 3;
     const Outcome expected = run_world(settings, 0, 20);
@@ -142,6 +143,7 @@ TEST_CASE("P2: how microbatches fall into accumulation steps changes no bit") {
       INFO(per_flush << " microbatches a flush");
       settings.partition.microbatch_samples.assign(static_cast<std::size_t>(per_flush), 1);
       settings.partition.n_accumulation_steps = 12 / per_flush;
+      set_pipeline(settings);
       check_same(run_world(settings, 1, 20), expected);
     }
   }

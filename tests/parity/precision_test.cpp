@@ -93,6 +93,7 @@ TEST_CASE("low precision, P2: buckets, lanes and accumulation steps change no bi
     check_same(run_world(settings), expected);
     settings.partition.microbatch_samples = {1, 1, 1};
     settings.partition.n_accumulation_steps = 2;
+    set_pipeline(settings);
     check_same(run_world(settings), expected);
   }
 }

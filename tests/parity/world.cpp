@@ -197,6 +197,7 @@ Settings parity_settings(const ModelConfig& model, int dp, std::vector<std::int6
   settings.bucket_bytes = 8192;
   settings.seed = 5;
   settings.n_steps = n_steps;
+  set_pipeline(settings);
   return settings;
 }
 
