@@ -168,7 +168,10 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node) {
 
   text += "bytes per rank\n" + ledger_table(memory_ledger(s, s.grid.dp - 1));
 
-  text += "messages per step\n";
+  text += s.shares_memory
+              ? "messages per step (gradients are added up where they lie, in memory that "
+                "all ranks map)\n"
+              : "messages per step\n";
   for (const int rank : {0, s.grid.dp - 1}) {
     const StepTraffic traffic = step_traffic(s, rank);
     text +=
