@@ -122,6 +122,10 @@ Pipeline zero_bubble(int n_ranks, int n_microbatches) {
 
 namespace {
 
+std::size_t index(Action::Kind kind, int chunk) {
+  return 2 * static_cast<std::size_t>(kind) + static_cast<std::size_t>(chunk);
+}
+
 /// A rank of ZB-V as its phases put the next action of each kind and chunk.
 class ZigZagRank {
  public:
@@ -138,9 +142,6 @@ class ZigZagRank {
   }
 
  private:
-  static std::size_t index(Action::Kind kind, int chunk) {
-    return 2 * static_cast<std::size_t>(kind) + static_cast<std::size_t>(chunk);
-  }
   Schedule& schedule_;
   int n_microbatches_;
   std::array<int, 8> next_{};
