@@ -14,6 +14,8 @@ enum class MessageKind : std::uint16_t {
   partial_sum,  ///< a round of a reduce-scatter
   gathered,     ///< a round of an all-gather
   broadcast,
+  embedding_grad,  ///< of a tied embedding's first use, to the rank of its second
+  embedding,       ///< its new value, the other way
   user = 1000,
 };
 std::string name_of(MessageKind kind);

@@ -22,6 +22,10 @@ std::string name_of(MessageKind kind) {
       return "gathered";
     case MessageKind::broadcast:
       return "broadcast";
+    case MessageKind::embedding_grad:
+      return "embedding_grad";
+    case MessageKind::embedding:
+      return "embedding";
     case MessageKind::user:
       return "user";
   }

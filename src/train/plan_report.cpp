@@ -5,6 +5,7 @@
 #include "actors/optimizer_shard.h"
 #include "schedules/collective.h"
 #include "src/model/decoder.h"
+#include "src/train/rank_plan.h"
 
 namespace llm {
 namespace {
@@ -81,6 +82,7 @@ std::string batch_text(const Settings& s) {
 }  // namespace
 
 std::vector<LedgerEntry> memory_ledger(const Settings& s, int rank) {
+  check_pipeline(s);
   const FlatLayout layout = model_layout(s.model, s.bucket_bytes);
   const std::int64_t flat_bytes = layout.n_elements * 4;
   const AccumulationPlan accumulation =
@@ -101,7 +103,7 @@ std::vector<LedgerEntry> memory_ledger(const Settings& s, int rank) {
                                 s.accumulation == Accumulation::tree ? "tree" : "in sequence"),
                     n_buffers * flat_bytes});
   ledger.push_back({"AdamW moments", 2 * flat_bytes});
-  const int n_in_flight = peak_activations(stage_schedule(s));
+  const int n_in_flight = peak_activations(s.pipeline.schedules.front());
   ledger.push_back({fmt::format("activations, {} microbatch{} in flight", n_in_flight,
                                 n_in_flight == 1 ? "" : "es"),
                     n_in_flight * saved_bytes(s.model, layers, largest, s.seq_len)});
@@ -114,7 +116,7 @@ std::vector<LedgerEntry> memory_ledger(const Settings& s, int rank) {
     receives += reducer_scratch_bytes(layout.buckets, {rank, s.grid.dp}, s.n_reducer_lanes, lane);
   }
   ledger.push_back({"receives of the gradient reducers", receives});
-  ledger.push_back({"sums of squares", chunk_sum_bytes(s.model)});
+  ledger.push_back({"sums of squares", square_sum_bytes(s.model, layers_of(s, rank))});
   if (const std::int64_t table = position_table_bytes(s.model); table > 0) {
     ledger.push_back({"table of positions", table});
   }
@@ -152,7 +154,7 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node) {
                                  s.grid.dp, s.grid.pp, s.grid.tp, n_ranks, n_ranks == 1 ? "" : "s",
                                  n_nodes, n_nodes == 1 ? "" : "s", ranks_per_node);
   text += batch_text(s);
-  text += fmt::format("stage    {} a flush\n", to_string(stage_schedule(s)));
+  text += fmt::format("stage    {} a flush\n", to_string(s.pipeline.schedules.front()));
   text += fmt::format("model    {} parameters in {} tensors, {:.2f} MFLOP a token\n",
                       n_parameters(s.model), parameters(s.model).size(),
                       flops_per_token(s.model, s.seq_len) * 1e-6);

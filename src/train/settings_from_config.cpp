@@ -100,6 +100,7 @@ Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool ha
   settings.bucket_bytes = config.distributed.bucket_bytes;
   settings.threads_per_rank = static_cast<int>(config.distributed.threads_per_rank);
   settings.seed = static_cast<std::uint64_t>(config.training.seed);
+  set_pipeline(settings);
   return settings;
 }
 

@@ -75,6 +75,7 @@ Settings settings_of(std::map<std::string, std::string>& options, int n_ranks) {
   s.seed = 1;
   const std::int64_t n_steps = std::stoll(options["warm"]) + std::stoll(options["steps"]);
   set_length(s, {.n_samples = 1 << 20, .epochs = 1, .max_steps = n_steps});
+  set_pipeline(s);
   return s;
 }
 

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/parity/check_same.h"
 #include "tests/parity/world.h"
 
 using namespace llm;
@@ -40,17 +41,6 @@ ModelConfig wide_gpt2() {
   return model;
 }
 
-void check_same(const Outcome& a, const Outcome& b) {
-  REQUIRE(difference(a.weights, b.weights) == "");
-  REQUIRE(a.losses == b.losses);
-  REQUIRE(a.reports.size() == b.reports.size());
-  for (std::size_t i = 0; i < a.reports.size(); ++i) {
-    REQUIRE(a.reports[i].grad_norm == b.reports[i].grad_norm);
-    REQUIRE(a.reports[i].lr == b.reports[i].lr);
-    REQUIRE(a.reports[i].n_valid == b.reports[i].n_valid);
-  }
-}
-
 /// Twelve microbatches of 2, 1 or 1 samples a step over `dp` ranks.
 Settings twelve_microbatches(const ModelConfig& model, int dp) {
   return parity_settings(model, dp, {2, 1, 1}, 4 / dp, 5);
@@ -63,6 +53,7 @@ TEST_CASE("P1: the order of messages changes no bit") {
   for (const int dp : {2, 4}) {
     Settings settings = parity_settings(parity_gpt2(0.1f), dp, {1}, 2, 2);
     settings.model.n_layers = 1;
+    set_pipeline(settings);
     settings.bucket_bytes = 2048;
     settings.n_reducer_lanes = 3;
     const Outcome expected = run_world(settings, 0, 20);

@@ -41,6 +41,7 @@ std::vector<Settings> many_settings() {
       all.push_back(settings);
       settings.partition.microbatch_samples = {3, 3, 2};
       settings.partition.n_accumulation_steps = 3;
+      set_pipeline(settings);
       settings.validation = {
           .interval_steps = 1, .n_steps = 2, .n_samples = 7, .microbatch_samples = 3};
       settings.bucket_bytes = 4;
@@ -51,6 +52,7 @@ std::vector<Settings> many_settings() {
       settings.model.vocab_size = 300;  // more than a chunk
       settings.accumulation = Accumulation::sequential;
       settings.bucket_bytes = 20000;
+      set_pipeline(settings);
       all.push_back(settings);
     }
   }

@@ -2,6 +2,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "tests/parity/world.h"
+
 using namespace llm;
 
 namespace {
@@ -66,5 +68,16 @@ TEST_CASE("validation follows each epoch, or as asked, and the last step") {
 TEST_CASE("the loss scale does not depend on how ranks share the microbatches") {
   for (const int dp : {1, 2, 4}) {
     CHECK(loss_scale_exponent({{2, 1}, 4 / dp, dp}, 8) == 4);
+  }
+}
+
+TEST_CASE("the costs of all layers are the model's operations, and the embedding is not free") {
+  for (const ModelConfig& model : {parity_gpt2(), parity_llama()}) {
+    const LayerCosts costs = layer_costs(model, 8);
+    CHECK(costs.blocks.size() == 2);
+    CHECK(costs.head == 6.0 * 31 * 16);
+    CHECK(costs.embedding == 6.0 * 16);
+    CHECK(costs.blocks[0] + costs.blocks[1] + costs.head ==
+          Approx(flops_per_token(model, 8)).epsilon(1e-12));
   }
 }
