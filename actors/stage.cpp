@@ -212,6 +212,9 @@ Task<> Stage::run_step(std::int64_t step) {
         case Action::Kind::backward_weight:
           co_await backward_weight(at);
           break;
+        case Action::Kind::backward_input:
+        case Action::Kind::backward_weight:
+          CHECK_CONTRACT(false, "a backward is whole");
       }
     }
   }

@@ -29,6 +29,7 @@ LayerRanges layers_of(const Settings& settings, int rank) {
 }
 
 Stage::Plan stage_plan(const Settings& settings, int rank) {
+  check_pipeline(settings);
   const Partition& partition = settings.partition;
   const GridPlace place = place_of(settings.grid, rank);
   const PipelineBuffers buffers = pipeline_buffers(settings.pipeline);

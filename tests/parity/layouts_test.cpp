@@ -114,6 +114,7 @@ TEST_CASE("P2: how microbatches fall into accumulation steps changes no bit") {
       INFO(per_flush << " microbatches a flush");
       settings.partition.microbatch_samples.assign(static_cast<std::size_t>(per_flush), 1);
       settings.partition.n_accumulation_steps = 12 / per_flush;
+      set_pipeline(settings);
       check_same(run_world(settings, 1, 20), expected);
     }
   }
