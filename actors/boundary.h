@@ -63,9 +63,9 @@ struct ExpectedTensors {
         first_key(first_key_),
         n_rows(&n_rows_),
         arrived(&arrived_) {}
-  std::int64_t step;         ///< in the header, with the index
-  std::int32_t first_index;  ///< the i-th has first_index + i
-  std::int64_t first_key;  ///< the i-th goes into the inbox with first_key + i
+  std::int64_t step;                        ///< in the header, with the index
+  std::int32_t first_index;                 ///< the i-th has first_index + i
+  std::int64_t first_key;                   ///< the i-th goes into the inbox with first_key + i
   const std::vector<std::int64_t>* n_rows;  ///< outlives the receiver's run
   Inbox<Leased>* arrived;
 };

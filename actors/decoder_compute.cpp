@@ -20,8 +20,8 @@ ComputeBytes compute_bytes(const ModelConfig& config, const DecoderCompute::Plan
   ComputeBytes bytes;
   for (const Range& layers : plan.chunks) {
     const std::int64_t n_blocks = blocks_in(config, layers).size();
-    bytes.saved = std::max(bytes.saved,
-                           saved_bytes(config, layers, batch, plan.seq_len, plan.recompute));
+    bytes.saved =
+        std::max(bytes.saved, saved_bytes(config, layers, batch, plan.seq_len, plan.recompute));
     bytes.scratch = std::max(bytes.scratch, scratch_bytes(config, layers, batch, plan.seq_len));
     if (!plan.splits_backwards) continue;
     std::int64_t of_block = delta_bytes(config, batch, plan.seq_len);
@@ -153,8 +153,8 @@ void DecoderCompute::embed_backward(const Pass& p, const At& at, const Microbatc
   Gradients grads = gradients(embedding_layer, at.m);
   const bool is_tied = decoder_.config().tie_embeddings;
   if (tied_) grads[Role::token_embedding] = tied_->leaf(at.m);
-  decoder_.embed_backward(p, microbatch.tokens, grad, grads,
-                          is_tied ? Write::add : write(at.m), write(at.m));
+  decoder_.embed_backward(p, microbatch.tokens, grad, grads, is_tied ? Write::add : write(at.m),
+                          write(at.m));
   accumulate(embedding_layer, at.m, GradientPart::all);
   if (tied_) tied_->merge(queue_, at.m);
   complete(embedding_layer, at.m);
@@ -192,9 +192,8 @@ void DecoderCompute::backward_input(const At& at, const Microbatch& microbatch, 
     if (plan_.recompute == Recompute::block) {
       saved = decoder_.block_recompute(p, layer, values(layer), saved.x, *flight.deltas);
     }
-    const BlockDeltas deltas =
-        decoder_.block_backward_input(p, layer, values(layer), saved, gradients(layer, at.m),
-                                      write(at.m), grad, *flight.deltas);
+    const BlockDeltas deltas = decoder_.block_backward_input(
+        p, layer, values(layer), saved, gradients(layer, at.m), write(at.m), grad, *flight.deltas);
     flight.halves.push_back({saved, deltas});
     accumulate(layer, at.m, GradientPart::norms);
   }

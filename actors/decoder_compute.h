@@ -22,8 +22,8 @@ namespace llm {
 class DecoderCompute : public StageCompute {
  public:
   struct Plan {
-    LayerRanges chunks;           ///< the rank's, by chunk
-    AccumulationPlan accumulation;  ///< of the rank's A microbatches
+    LayerRanges chunks;                   ///< the rank's, by chunk
+    AccumulationPlan accumulation;        ///< of the rank's A microbatches
     std::int64_t largest_microbatch = 1;  ///< samples
     std::int64_t seq_len = 1;
     std::uint64_t seed = 0;
@@ -83,7 +83,7 @@ class DecoderCompute : public StageCompute {
   const Decoder& decoder_;
   ModelState& state_;
   const Port<Ready> grads_ready_;
-  std::optional<TiedGradient> tied_;      // where this rank owns a tied embedding
+  std::optional<TiedGradient> tied_;       // where this rank owns a tied embedding
   std::map<std::int64_t, Values> values_;  // by layer
   std::int64_t step_ = 0;
   float loss_scale_ = 1;

@@ -52,10 +52,10 @@ OptimizerShard::OptimizerShard(Group& pipeline, Queue& reductions, Queue& comput
     total += n_chunks(spec.n_elements());
   }
   chunk_sums_ = Storage(total * 8);
-  CHECK_CONTRACT(plan_.parameters_by_rank.size() == pipeline_.ranks.size() &&
-                     plan_.parameters_by_rank[static_cast<std::size_t>(pipeline_.index)] ==
-                         state_.canonical(),
-                 "the plan knows which rank owns which parameter");
+  CHECK_CONTRACT(
+      plan_.parameters_by_rank.size() == pipeline_.ranks.size() &&
+          plan_.parameters_by_rank[static_cast<std::size_t>(pipeline_.index)] == state_.canonical(),
+      "the plan knows which rank owns which parameter");
   std::vector<std::int64_t> cuts{0};
   for (const auto& owned : plan_.parameters_by_rank) {
     cuts.push_back(cuts.back() + static_cast<std::int64_t>(owned.size()));
@@ -89,8 +89,7 @@ std::int64_t square_sum_bytes(const ModelConfig& config, const LayerRanges& rang
 Task<double> OptimizerShard::sum_over_model(std::int64_t step) {
   const std::int64_t n = parameter_sums_.n_bytes() / 8;
   const MutView sums = parameter_sums_.view(Dtype::f64, {n});
-  const double* chunk =
-      chunk_sums_.view(Dtype::f64, {chunk_sums_.n_bytes() / 8}).as<double>();
+  const double* chunk = chunk_sums_.view(Dtype::f64, {chunk_sums_.n_bytes() / 8}).as<double>();
   std::size_t own = 0;
   for (int rank = 0; rank < pipeline_.index; ++rank) {
     own += plan_.parameters_by_rank[static_cast<std::size_t>(rank)].size();

@@ -29,23 +29,63 @@ std::vector<std::int64_t> rows_of_validation(const Stage::Plan& plan) {
 }
 
 BufferRing::Size buffers(const Stage::Plan& plan, int n) {
-  std::int64_t samples = *std::max_element(plan.microbatch_samples.begin(),
-                                           plan.microbatch_samples.end());
+  std::int64_t samples =
+      *std::max_element(plan.microbatch_samples.begin(), plan.microbatch_samples.end());
   if (plan.validation.n_samples > 0) {
     samples = std::max(samples, plan.validation.microbatch_samples);
   }
   return {n, samples * plan.seq_len, plan.width, plan.dtype};
 }
 
+/// Of the receivers of one chunk; empty where what they would receive comes from this rank.
+struct ReceiverRings {
+  int stage = 0;
+  BufferRing::Size activations = {.n_buffers = 0};
+  BufferRing::Size gradients = {.n_buffers = 0};
+};
+
+ReceiverRings receiver_rings(const Stage::Plan& plan, int chunk) {
+  ReceiverRings rings;
+  rings.stage = plan.pipeline.stage_of({plan.rank, chunk});
+  const auto is_elsewhere = [&plan](int stage) {
+    return 0 <= stage && stage < plan.pipeline.n_stages() &&
+           plan.pipeline.place_of(stage).rank != plan.rank;
+  };
+  const Schedule& schedule = plan.pipeline.schedules[static_cast<std::size_t>(plan.rank)];
+  // One more than are alive, so that the next one arrives meanwhile.
+  if (is_elsewhere(rings.stage - 1)) {
+    rings.activations = buffers(plan, peak_activations(schedule, chunk) + 1);
+  }
+  if (is_elsewhere(rings.stage + 1)) rings.gradients = buffers(plan, plan.n_gradient_buffers);
+  return rings;
+}
+
+/// Of the gradients of a tied embedding that come from the first stage's rank.
+BufferRing::Size embedding_ring(const Stage::Plan& plan) {
+  const int last = plan.pipeline.place_of(plan.pipeline.n_stages() - 1).rank;
+  const bool receives = plan.tied && plan.rank == last && plan.pipeline.place_of(0).rank != last;
+  return buffers(plan, receives ? 2 : 0);
+}
+
 /// Whether this rank holds what its own ring is for.
 int n_own_buffers(const Stage::Plan& plan) {
   const int last = plan.pipeline.n_stages() - 1;
-  const bool has_end = plan.pipeline.place_of(0).rank == plan.rank ||
-                       plan.pipeline.place_of(last).rank == plan.rank;
+  const bool has_end =
+      plan.pipeline.place_of(0).rank == plan.rank || plan.pipeline.place_of(last).rank == plan.rank;
   return has_end ? plan.n_gradient_buffers : 0;
 }
 
 }  // namespace
+
+std::int64_t stage_buffer_bytes(const Stage::Plan& plan) {
+  std::int64_t bytes =
+      buffers(plan, n_own_buffers(plan)).n_bytes() + embedding_ring(plan).n_bytes();
+  for (int chunk = 0; chunk < plan.pipeline.n_chunks; ++chunk) {
+    const ReceiverRings rings = receiver_rings(plan, chunk);
+    bytes += rings.activations.n_bytes() + rings.gradients.n_bytes();
+  }
+  return bytes;
+}
 
 Stage::Chunk::Chunk(Loop& loop, int stage_)
     : stage(stage_),
@@ -87,21 +127,18 @@ void Stage::make_boundaries(int c) {
     const int tag = plan_.first_tag + 2 * receiver + (kind == MessageKind::activation ? 0 : 1);
     return Boundary{plan_.ranks[static_cast<std::size_t>(rank)], tag, kind, receiver};
   };
-  const Schedule& schedule = plan_.pipeline.schedules[static_cast<std::size_t>(plan_.rank)];
-  if (stage > 0 && !is_here(stage - 1)) {
-    // One more than are alive, so that the next one arrives meanwhile.
+  const ReceiverRings rings = receiver_rings(plan_, c);
+  if (rings.activations.n_buffers > 0) {
     own.activation_receiver = std::make_unique<TensorReceiver>(
-        transport_, boundary(stage - 1, MessageKind::activation, stage),
-        buffers(plan_, peak_activations(schedule, c) + 1));
+        transport_, boundary(stage - 1, MessageKind::activation, stage), rings.activations);
     own.gradient_sender = std::make_unique<TensorSender>(
         transport_, boundary(stage - 1, MessageKind::input_grad, stage - 1));
   }
-  if (!is_last(stage) && !is_here(stage + 1)) {
+  if (rings.gradients.n_buffers > 0) {
     own.activation_sender = std::make_unique<TensorSender>(
         transport_, boundary(stage + 1, MessageKind::activation, stage + 1));
     own.gradient_receiver = std::make_unique<TensorReceiver>(
-        transport_, boundary(stage + 1, MessageKind::input_grad, stage),
-        buffers(plan_, plan_.n_gradient_buffers));
+        transport_, boundary(stage + 1, MessageKind::input_grad, stage), rings.gradients);
   }
 }
 
@@ -119,8 +156,8 @@ void Stage::make_embedding_boundary() {
     embedding_sender_ = std::make_unique<TensorSender>(transport_, boundary(last_rank));
   }
   if (plan_.rank == last_rank) {
-    embedding_receiver_ = std::make_unique<TensorReceiver>(transport_, boundary(first_rank),
-                                                           buffers(plan_, 2));
+    embedding_receiver_ =
+        std::make_unique<TensorReceiver>(transport_, boundary(first_rank), buffers(plan_, 2));
   }
 }
 
@@ -212,9 +249,6 @@ Task<> Stage::run_step(std::int64_t step) {
         case Action::Kind::backward_weight:
           co_await backward_weight(at);
           break;
-        case Action::Kind::backward_input:
-        case Action::Kind::backward_weight:
-          CHECK_CONTRACT(false, "a backward is whole");
       }
     }
   }

@@ -34,12 +34,12 @@ class Stage {
  public:
   struct Plan {
     Pipeline pipeline;
-    int rank = 0;                    ///< in the pipeline
-    std::vector<int> ranks = {0};    ///< the transport's rank of each rank of the pipeline
-    int first_tag = 0;               ///< two for each stage, and two more
-    int n_gradient_buffers = 1;      ///< of each boundary
-    int n_embedding_gradients = 1;   ///< of a tied embedding, at a time
-    bool tied = false;               ///< the first stage embeds with the last one's table
+    int rank = 0;                   ///< in the pipeline
+    std::vector<int> ranks = {0};   ///< the transport's rank of each rank of the pipeline
+    int first_tag = 0;              ///< two for each stage, and two more
+    int n_gradient_buffers = 1;     ///< of each boundary
+    int n_embedding_gradients = 1;  ///< of a tied embedding, at a time
+    bool tied = false;              ///< the first stage embeds with the last one's table
     std::vector<std::int64_t> microbatch_samples = {1};  ///< of one flush
     int n_accumulation_steps = 1;                        ///< flushes a step
     int first_microbatch = 0;       ///< global index of this rank's microbatch 0 in a step
@@ -112,7 +112,9 @@ class Stage {
   Chunk& chunk(int index) { return chunks_[static_cast<std::size_t>(index)]; }
   bool is_last(int stage) const { return stage + 1 == plan_.pipeline.n_stages(); }
   std::int64_t key(const At& at) const { return at.step * plan_.n_microbatches() + at.m; }
-  std::int64_t flight_key(const At& at) const { return key(at) * plan_.pipeline.n_chunks + at.chunk; }
+  std::int64_t flight_key(const At& at) const {
+    return key(at) * plan_.pipeline.n_chunks + at.chunk;
+  }
 
   Transport& transport_;
   Loop& loop_;
@@ -138,5 +140,8 @@ class Stage {
   std::map<std::int64_t, Microbatch> held_validation_;
   std::map<std::int64_t, Lease> inputs_;  // by flight_key
 };
+
+/// Bytes of the buffers that a stage and its receivers hold: for --plan.
+std::int64_t stage_buffer_bytes(const Stage::Plan& plan);
 
 }  // namespace llm

@@ -16,6 +16,7 @@ enum class MessageKind : std::uint16_t {
   broadcast,
   embedding_grad,  ///< of a tied embedding's first use, to the rank of its second
   embedding,       ///< its new value, the other way
+  parameter,
   user = 1000,
 };
 std::string name_of(MessageKind kind);

@@ -26,6 +26,8 @@ std::string name_of(MessageKind kind) {
       return "embedding_grad";
     case MessageKind::embedding:
       return "embedding";
+    case MessageKind::parameter:
+      return "parameter";
     case MessageKind::user:
       return "user";
   }

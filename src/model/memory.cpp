@@ -60,8 +60,7 @@ bool has_layer(Range layers, std::int64_t layer) {
 
 }  // namespace
 
-std::int64_t recomputed_bytes(const ModelConfig& config, std::int64_t batch,
-                              std::int64_t seq_len) {
+std::int64_t recomputed_bytes(const ModelConfig& config, std::int64_t batch, std::int64_t seq_len) {
   const Sizes s{config, batch, seq_len};
   return s.attention_saved() + s.mlp_saved() + s.hidden();
 }

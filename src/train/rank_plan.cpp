@@ -63,8 +63,7 @@ Stage::Plan stage_plan(const Settings& settings, int rank) {
 DecoderCompute::Plan compute_plan(const Settings& settings, int rank) {
   DecoderCompute::Plan plan;
   plan.chunks = layers_of(settings, rank);
-  plan.accumulation =
-      accumulation_plan(settings.accumulation, settings.partition.n_microbatches());
+  plan.accumulation = accumulation_plan(settings.accumulation, settings.partition.n_microbatches());
   plan.largest_microbatch = settings.partition.largest_microbatch();
   if (settings.validation.n_samples > 0) {
     plan.largest_microbatch =

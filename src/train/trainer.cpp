@@ -14,6 +14,7 @@ constexpr int reducer_tag = 16;
 constexpr int n_reducer_tags_per_lane = 64;
 constexpr int squares_tag = 8;
 constexpr int embedding_tag = 9;
+constexpr int parameter_tag = 10;
 
 // Sums of buckets are short and messages wait for them: many tiles a turn.
 constexpr int reduction_tiles_per_poll = 64;
@@ -76,6 +77,19 @@ void Trainer::make_reducers() {
   }
 }
 
+std::vector<std::vector<std::size_t>> Trainer::parameters_by_rank() const {
+  std::vector<std::vector<std::size_t>> by_rank;
+  for (const int rank : pipeline_.ranks) {
+    by_rank.push_back(owned_parameters(settings_.model, layers_of(settings_, rank)));
+  }
+  return by_rank;
+}
+
+Task<> Trainer::gather_parameters(WholeModel* whole) {
+  if (place_.dp != 0) co_return;
+  co_await llm::gather_parameters(pipeline_, parameter_tag, parameters_by_rank(), state_, whole);
+}
+
 void Trainer::make_metrics() {
   if (transport_.rank() != metrics_rank) return;
   metrics_ = std::make_unique<Metrics>(
@@ -90,15 +104,14 @@ void Trainer::make_metrics() {
 }
 
 void Trainer::make_optimizer() {
-  const Port<ParametersUpdated> to_stage_and_feed([this](std::int64_t step,
-                                                         ParametersUpdated message) {
-    stage_->parameters_updated().put(step, message);
-    data_feed_->parameters_updated().put(step, message);
-  });
+  const Port<ParametersUpdated> to_stage_and_feed(
+      [this](std::int64_t step, ParametersUpdated message) {
+        stage_->parameters_updated().put(step, message);
+        data_feed_->parameters_updated().put(step, message);
+      });
   Port<ParametersUpdated> updated = to_stage_and_feed;
   const EmbeddingHolders holders = embedding_holders(settings_, transport_.rank());
-  const bool is_holder =
-      transport_.rank() == holders.owner || transport_.rank() == holders.copy;
+  const bool is_holder = transport_.rank() == holders.owner || transport_.rank() == holders.copy;
   if (settings_.model.tie_embeddings && holders.owner != holders.copy && is_holder) {
     const int peer = transport_.rank() == holders.owner ? holders.copy : holders.owner;
     tied_embedding_ = std::make_unique<TiedEmbedding>(
@@ -111,10 +124,7 @@ void Trainer::make_optimizer() {
   OptimizerShard::Plan plan;
   plan.config = settings_.optimizer;
   plan.n_ranks = settings_.grid.n_ranks();
-  for (const int rank : pipeline_.ranks) {
-    plan.parameters_by_rank.push_back(
-        owned_parameters(settings_.model, layers_of(settings_, rank)));
-  }
+  plan.parameters_by_rank = parameters_by_rank();
   plan.squares_tag = squares_tag;
   plan.loss_scale_exponent = loss_scale_exponent(settings_.partition, settings_.seq_len);
   plan.n_steps = settings_.n_steps;

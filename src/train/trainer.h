@@ -16,6 +16,7 @@
 #include "src/comm/transport.h"
 #include "src/model/decoder.h"
 #include "src/train/settings.h"
+#include "src/train/whole_model.h"
 
 namespace llm {
 
@@ -40,6 +41,9 @@ class Trainer {
   /// Puts the compute queues' ops on rows of their own.
   void trace_compute(Trace& trace);
   ModelState& state() { return state_; }
+  /// Brings all parameters to rank 0, where `whole` is set, after the loop has ended: spawn it on
+  /// every rank and run the loop again.
+  Task<> gather_parameters(WholeModel* whole);
   const Decoder& decoder() const { return decoder_; }
   Queue& compute() { return compute_; }
   /// Whether the run ended because a stop was agreed on. Known once the loop has ended.
@@ -48,6 +52,7 @@ class Trainer {
 
  private:
   Port<StepFacts> facts_to_all();
+  std::vector<std::vector<std::size_t>> parameters_by_rank() const;
   void make_metrics();
   void make_optimizer();
   void make_stage();
