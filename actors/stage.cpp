@@ -272,14 +272,20 @@ Task<> Stage::computed(const char* name, std::int64_t key) {
   }
 }
 
+Task<Leased> Stage::activation_for(At at) {
+  Chunk& own = chunk(at.chunk);
+  if (own.stage == 0) co_return Leased();
+  const Leased arrived = co_await own.activations.take(key(at));
+  co_return arrived;
+}
+
 Task<> Stage::forward(At at) {
   Chunk& own = chunk(at.chunk);
   if (!held_.contains(at.m)) {
     const Microbatch microbatch = co_await microbatches_.take(key(at));
     held_.emplace(at.m, microbatch);
   }
-  Leased input;
-  if (own.stage > 0) input = co_await own.activations.take(key(at));
+  const Leased input = co_await activation_for(at);
   inputs_.emplace(flight_key(at), input.lease);
   const MutView output = compute_.forward(at, held_.at(at.m), input.tensor);
   co_await computed("F", at.m);

@@ -96,7 +96,10 @@ class Stage {
   Task<> backward(At at, Action::Kind kind);
   Task<> backward_weight(At at);
   Task<> finish(At at);
+  /// What an action waits for before it can be computed.
+  Task<Leased> activation_for(At at);
   Task<Leased> gradient_for(At at);
+  Task<Leased> validation_for(int chunk, std::int64_t key, std::int64_t n_rows);
   void pass_gradient_on(At at, Leased gradient);
   Task<> add_embedding_gradients();
   Task<> validate(std::int64_t step, std::int64_t round);

@@ -46,6 +46,16 @@ Task<> Stage::validate(std::int64_t step, std::int64_t round) {
   }
 }
 
+Task<Leased> Stage::validation_for(int c, std::int64_t k, std::int64_t n_rows) {
+  Chunk& own = chunk(c);
+  if (own.stage == 0) {
+    const Leased fresh = co_await own_ring_.take(n_rows);
+    co_return fresh;
+  }
+  const Leased arrived = co_await own.validation_activations.take(k);
+  co_return arrived;
+}
+
 Task<> Stage::validate_one(std::int64_t step, std::int64_t round, int c, std::int64_t i) {
   Chunk& own = chunk(c);
   const std::int64_t k = round * plan_.validation_microbatches.size() + i;
@@ -53,12 +63,7 @@ Task<> Stage::validate_one(std::int64_t step, std::int64_t round, int c, std::in
     const Microbatch microbatch = co_await validation_.take(k);
     held_validation_.emplace(i, microbatch);
   }
-  Leased x;
-  if (own.stage > 0) {
-    x = co_await own.validation_activations.take(k);
-  } else {
-    x = co_await own_ring_.take(validation_rows_[static_cast<std::size_t>(i)]);
-  }
+  const Leased x = co_await validation_for(c, k, validation_rows_[static_cast<std::size_t>(i)]);
   LossSum loss;
   compute_.validate(c, held_validation_.at(i), x.tensor, loss);
   co_await computed("V", i);
