@@ -1,6 +1,7 @@
 #include "schedules/pipeline.h"
 
 #include <algorithm>
+#include <array>
 
 #include "src/base/check.h"
 
@@ -74,13 +75,132 @@ Pipeline one_f_one_b(int n_ranks, int n_microbatches) {
   return pipeline;
 }
 
+Pipeline interleaved(const PipelineShape& shape) {
+  const int p = shape.n_ranks;
+  const int v = shape.n_chunks;
+  CHECK_CONTRACT(v >= 1, "a rank has a chunk");
+  if (v == 1) return one_f_one_b(p, shape.n_microbatches);
+  Pipeline pipeline = empty_pipeline(p, shape.n_microbatches);
+  pipeline.n_chunks = v;
+  const int n = (shape.n_microbatches + p - 1) / p * p * v;  // a multiple of n_ranks
+  for (int rank = 0; rank < p; ++rank) {
+    Schedule& schedule = pipeline.schedules[static_cast<std::size_t>(rank)];
+    const auto put = [&](Action::Kind kind, int k) {
+      const int m = k / (p * v) * p + k % p;
+      const int depth = k % (p * v) / p;
+      if (m < shape.n_microbatches) {
+        schedule.push_back({kind, m, kind == forward ? depth : v - 1 - depth});
+      }
+    };
+    const int n_warmup = std::min(2 * (p - rank - 1) + (v - 1) * p, n);
+    for (int k = 0; k < n + n_warmup; ++k) {
+      if (k < n) put(forward, k);
+      if (k >= n_warmup) put(backward, k - n_warmup);
+    }
+  }
+  return pipeline;
+}
+
+Pipeline zero_bubble(int n_ranks, int n_microbatches) {
+  Pipeline pipeline = empty_pipeline(n_ranks, n_microbatches);
+  for (int rank = 0; rank < n_ranks; ++rank) {
+    Schedule& schedule = pipeline.schedules[static_cast<std::size_t>(rank)];
+    const int n_warmup = std::min(n_ranks - rank - 1, n_microbatches);
+    for (int k = 0; k < n_microbatches + n_warmup; ++k) {
+      if (k < n_microbatches) schedule.push_back({forward, k});
+      if (k < n_warmup) continue;
+      const int m = k - n_warmup;
+      schedule.push_back({backward_input, m});
+      if (m >= rank) schedule.push_back({backward_weight, m - rank});
+    }
+    for (int m = std::max(0, n_microbatches - rank); m < n_microbatches; ++m) {
+      schedule.push_back({backward_weight, m});
+    }
+  }
+  return pipeline;
+}
+
+namespace {
+
+std::size_t index(Action::Kind kind, int chunk) {
+  return 2 * static_cast<std::size_t>(kind) + static_cast<std::size_t>(chunk);
+}
+
+/// A rank of ZB-V as its phases put the next action of each kind and chunk.
+class ZigZagRank {
+ public:
+  ZigZagRank(Schedule& schedule, int n_microbatches)
+      : schedule_(schedule), n_microbatches_(n_microbatches) {}
+  int n_done(Action::Kind kind, int chunk) const { return next_[index(kind, chunk)]; }
+  void put(Action::Kind kind, int chunk) {
+    const int m = next_[index(kind, chunk)]++;
+    if (m < n_microbatches_) schedule_.push_back({kind, m, chunk});
+  }
+  void put_backward(int chunk) {
+    put(backward_input, chunk);
+    put(backward_weight, chunk);
+  }
+
+ private:
+  Schedule& schedule_;
+  int n_microbatches_;
+  std::array<int, 8> next_{};
+};
+
+void fill_zig_zag(ZigZagRank& out, int rank, int n_ranks, int n) {
+  for (int i = 0; i < 2 * (n_ranks - rank) - 1; ++i) out.put(forward, 0);
+  for (int i = 0; i < rank; ++i) {
+    out.put(forward, 1);
+    out.put(forward, 0);
+  }
+  for (int i = 0; i < n_ranks - rank; ++i) {
+    out.put(forward, 1);
+    out.put_backward(1);
+  }
+  while (out.n_done(forward, 1) < n) {
+    if (out.n_done(forward, 0) < n) out.put(forward, 0);
+    out.put_backward(0);
+    out.put(forward, 1);
+    out.put_backward(1);
+  }
+  for (int i = 0; i < rank; ++i) {
+    out.put(backward_input, 0);
+    out.put(backward_input, 1);
+  }
+  for (int i = 0; i < n_ranks - rank; ++i) out.put_backward(0);
+  while (out.n_done(backward_weight, 1) < n) out.put(backward_weight, 1);
+  while (out.n_done(backward_weight, 0) < n) out.put(backward_weight, 0);
+}
+
+}  // namespace
+
+Pipeline zero_bubble_v(int n_ranks, int n_microbatches) {
+  Pipeline pipeline = empty_pipeline(n_ranks, n_microbatches);
+  pipeline.n_chunks = 2;
+  pipeline.placement = Placement::zig_zag;
+  const int n = std::max(2 * n_ranks - 1, n_microbatches);
+  for (int rank = 0; rank < n_ranks; ++rank) {
+    ZigZagRank out(pipeline.schedules[static_cast<std::size_t>(rank)], n_microbatches);
+    fill_zig_zag(out, rank, n_ranks, n);
+  }
+  return pipeline;
+}
+
 Pipeline make_pipeline(ScheduleKind kind, const PipelineShape& shape) {
-  CHECK_CONTRACT(shape.n_chunks == 1, "the schedule has this many chunks a rank");
+  const bool has_chunks = kind == ScheduleKind::interleaved || kind == ScheduleKind::zero_bubble_v;
+  CHECK_CONTRACT(has_chunks || shape.n_chunks == 1, "this schedule has one chunk a rank");
   switch (kind) {
     case ScheduleKind::gpipe:
       return gpipe(shape.n_ranks, shape.n_microbatches);
     case ScheduleKind::one_f_one_b:
       return one_f_one_b(shape.n_ranks, shape.n_microbatches);
+    case ScheduleKind::interleaved:
+      return interleaved(shape);
+    case ScheduleKind::zero_bubble:
+      return zero_bubble(shape.n_ranks, shape.n_microbatches);
+    case ScheduleKind::zero_bubble_v:
+      CHECK_CONTRACT(shape.n_chunks == 2, "a zig-zag has two chunks a rank");
+      return zero_bubble_v(shape.n_ranks, shape.n_microbatches);
   }
   return {};
 }
@@ -120,15 +240,26 @@ int peak_split_backwards(const Schedule& schedule) {
   });
 }
 
+namespace {
+
+std::string name_of(const Action& action, bool with_chunk) {
+  std::string name(1, "FBIW"[static_cast<std::size_t>(action.kind)]);
+  name += std::to_string(action.microbatch);
+  return with_chunk ? name + '.' + std::to_string(action.chunk) : name;
+}
+
+}  // namespace
+
+std::string to_string(const Action& action) {
+  return name_of(action, action.chunk > 0);
+}
+
 std::string to_string(const Schedule& schedule) {
   const bool has_chunks = std::any_of(schedule.begin(), schedule.end(),
                                       [](const Action& action) { return action.chunk > 0; });
   std::string text;
   for (const Action& action : schedule) {
-    if (!text.empty()) text += ' ';
-    text += "FBIW"[static_cast<std::size_t>(action.kind)];
-    text += std::to_string(action.microbatch);
-    if (has_chunks) text += '.' + std::to_string(action.chunk);
+    text += (text.empty() ? "" : " ") + name_of(action, has_chunks);
   }
   return text;
 }
