@@ -20,7 +20,7 @@ Task<> TiedEmbedding::run() {
   for (std::int64_t step = plan_.first_step; step < plan_.n_steps; ++step) {
     const ParametersUpdated updated = co_await parameters_updated_.take(step + 1);
     if (owns_) out_(step + 1, updated);
-    if (!updated.stop) co_await exchange(step);
+    co_await exchange(step);
     if (!owns_) out_(step + 1, updated);
     if (updated.stop) co_return;
   }

@@ -3,10 +3,9 @@
 
 namespace llm {
 
-/// How many tensors wait between the stages of a pipeline when every rank does its next action as
-/// soon as its input is there and all actions take one unit of time. With at least so many buffers
-/// that run needs no other order, so a rank that waits for a buffer can never deadlock a schedule
-/// that is free of deadlocks without buffers; more than that would only help ranks out of step.
+/// How many tensors wait between the stages of a pipeline on the virtual clock of simulate(). With
+/// at least so many buffers that run waits for none, so a rank that waits for a buffer can never
+/// deadlock a schedule that is free of deadlocks without; more would only help ranks out of step.
 struct PipelineBuffers {
   /// Gradients of one stage's output, from the begin of the next stage's backward to the end of its
   /// own (or that of the last stage before it on the same rank); the most over all stages.

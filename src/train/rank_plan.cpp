@@ -73,7 +73,9 @@ DecoderCompute::Plan compute_plan(const Settings& settings, int rank) {
   plan.seed = settings.seed;
   plan.recompute = settings.recompute_blocks ? Recompute::block : Recompute::none;
   plan.splits_backwards = peak_split_backwards(schedule_of(settings, rank)) > 0;
-  plan.n_pending_leaves = pipeline_buffers(settings.pipeline).embedding_gradients;
+  // One more than the schedule needs: while it is on its way from the first stage.
+  plan.n_pending_leaves = pipeline_buffers(settings.pipeline).embedding_gradients +
+                          (settings.pipeline.n_ranks > 1 ? 1 : 0);
   return plan;
 }
 
