@@ -64,11 +64,13 @@ FlatLayout model_layout(const ModelConfig& config, std::int64_t bucket_bytes) {
   return model_layout(config, {all_layers(config)}, bucket_bytes);
 }
 
-ModelState::ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int n_gradient_buffers)
-    : ModelState(config, {all_layers(config)}, bucket_bytes, n_gradient_buffers) {}
+ModelState::ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int n_gradient_buffers,
+                       bool shares_gradients)
+    : ModelState(config, {all_layers(config)}, bucket_bytes, n_gradient_buffers, shares_gradients) {
+}
 
 ModelState::ModelState(const ModelConfig& config, const LayerRanges& ranges,
-                       std::int64_t bucket_bytes, int n_gradient_buffers)
+                       std::int64_t bucket_bytes, int n_gradient_buffers, bool shares_gradients)
     : config_(config),
       layout_(model_layout(config, ranges, bucket_bytes)),
       canonical_(owned_parameters(config, ranges)),
@@ -81,7 +83,8 @@ ModelState::ModelState(const ModelConfig& config, const LayerRanges& ranges,
       m_(f32_bytes(layout_.n_elements)),
       v_(f32_bytes(layout_.n_elements)) {
   for (int i = 0; i < n_gradient_buffers; ++i) {
-    gradients_.emplace_back(f32_bytes(layout_.n_elements));
+    const std::int64_t n_bytes = f32_bytes(layout_.n_elements);
+    gradients_.push_back(shares_gradients && i == 0 ? Storage::shared(n_bytes) : Storage(n_bytes));
   }
 }
 

@@ -41,10 +41,12 @@ enum class GradientPart : std::uint8_t { all, norms, matrices };
 /// outside of the layout.
 class ModelState {
  public:
+  /// `shares_gradients`: the first gradient buffer is memory that other ranks can map.
   ModelState(const ModelConfig& config, const LayerRanges& ranges, std::int64_t bucket_bytes,
-             int n_gradient_buffers);
+             int n_gradient_buffers, bool shares_gradients = false);
   /// Of all layers.
-  ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int n_gradient_buffers);
+  ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int n_gradient_buffers,
+             bool shares_gradients = false);
 
   const ModelConfig& config() const { return config_; }
   const FlatLayout& layout() const { return layout_; }
@@ -87,6 +89,8 @@ class ModelState {
     return flat(gradients_[static_cast<std::size_t>(buffer)]);
   }
   int n_gradient_buffers() const { return static_cast<int>(gradients_.size()); }
+  /// Of gradient buffer 0, where it is shared.
+  SharedHandle gradients_handle() const { return gradients_.front().handle(); }
   MutView flat_m() const { return flat(m_); }
   MutView flat_v() const { return flat(v_); }
 

@@ -28,6 +28,12 @@ std::string name_of(MessageKind kind) {
       return "embedding";
     case MessageKind::parameter:
       return "parameter";
+    case MessageKind::shared_memory:
+      return "shared_memory";
+    case MessageKind::vector_ready:
+      return "vector_ready";
+    case MessageKind::piece_summed:
+      return "piece_summed";
     case MessageKind::user:
       return "user";
   }

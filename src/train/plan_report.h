@@ -21,6 +21,7 @@ std::vector<LedgerEntry> memory_ledger(const Settings& settings, int rank);
 
 /// What one data-parallel rank sends in a step.
 struct StepTraffic {
+  std::int64_t n_start_messages = 0;  ///< of tensors, once, before the first step
   std::int64_t n_tensor_messages = 0;
   std::int64_t n_bytes = 0;
   std::int64_t n_control_messages = 0;

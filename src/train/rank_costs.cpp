@@ -38,7 +38,7 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
   }
   add(ledger, "AdamW moments", 2 * flat_bytes);
   std::int64_t receives = 0;
-  for (int lane = 0; lane < s.n_reducer_lanes; ++lane) {
+  for (int lane = 0; lane < s.n_reducer_lanes && !s.shares_memory; ++lane) {
     receives += reducer_scratch_bytes(layout.buckets, {place_of(s.grid, rank).dp, s.grid.dp},
                                       s.n_reducer_lanes, lane);
   }

@@ -9,6 +9,7 @@
 #include "src/base/error.h"
 #include "src/base/file.h"
 #include "src/comm/mpi/mpi_transport.h"
+#include "src/comm/mpi/shared_ranks.h"
 #include "src/config/checks.h"
 #include "src/config/load.h"
 #include "src/io/hf_weights.h"
@@ -84,6 +85,7 @@ Start begin(const MpiSession& session, const RunRequest& request) {
     start.loaded = load_resolved(yaml);
     start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16);
   }
+  start.settings.shares_memory = ranks_share_memory(session);
   return start;
 }
 
@@ -318,6 +320,7 @@ class Run {
 std::string plan_run(const RunRequest& request, std::int64_t n_ranks, std::int64_t ranks_per_node) {
   const LoadedConfig loaded = load(request);
   Settings settings = settings_from(loaded, n_ranks, has_fast_bf16());
+  settings.shares_memory = n_ranks > 1 && n_ranks <= ranks_per_node;
   std::string text;
   for (const std::string& note : loaded.notes) text += "note: " + note + "\n";
   const std::int64_t n_samples = estimate_samples(loaded);

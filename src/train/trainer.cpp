@@ -37,9 +37,10 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
       compute_poller_(compute_, 1),
       reductions_poller_(reductions_, reduction_tiles_per_poll),
       decoder_(settings.model),
-      state_(settings.model, layers_of(settings, transport.rank()), settings.bucket_bytes,
-             accumulation_plan(settings.accumulation, settings.partition.n_microbatches())
-                 .n_buffers()) {
+      state_(
+          settings.model, layers_of(settings, transport.rank()), settings.bucket_bytes,
+          accumulation_plan(settings.accumulation, settings.partition.n_microbatches()).n_buffers(),
+          settings.shares_memory) {
   state_.initialize(settings_.seed);
   loop_.add_poller(reductions_poller_);
   loop_.add_poller(compute_poller_);
@@ -65,12 +66,13 @@ Port<StepFacts> Trainer::facts_to_all() {
 
 void Trainer::make_reducers() {
   for (int lane = 0; lane < settings_.n_reducer_lanes; ++lane) {
-    const GradientReducer::Plan plan{.lane = lane,
-                                     .n_lanes = settings_.n_reducer_lanes,
-                                     .first_tag = reducer_tag,
-                                     .n_tags = n_reducer_tags_per_lane * settings_.n_reducer_lanes,
-                                     .first_step = 0,
-                                     .n_steps = settings_.n_steps};
+    GradientReducer::Plan plan{.lane = lane,
+                               .n_lanes = settings_.n_reducer_lanes,
+                               .first_tag = reducer_tag,
+                               .n_tags = n_reducer_tags_per_lane * settings_.n_reducer_lanes,
+                               .first_step = 0,
+                               .n_steps = settings_.n_steps};
+    if (settings_.shares_memory) plan.shared = state_.gradients_handle();
     reducers_.push_back(std::make_unique<GradientReducer>(
         loop_, reductions_, plan, data_parallel_, state_.layout().buckets, state_.flat_gradients(0),
         GradientReducer::Outbox{port_to(optimizer_->reduced())}));

@@ -91,6 +91,25 @@ TEST_CASE("P2: the size of buckets changes no bit") {
   }
 }
 
+TEST_CASE("P1 to P3: gradients added where they lie have the bits of those that were sent") {
+  for (const int dp : {1, 2, 3, 4}) {
+    Settings settings = twelve_microbatches(parity_gpt2(0.1f), dp);
+    settings.bucket_bytes = 4096;
+    const Outcome sent = run_world(settings);
+    settings.shares_memory = true;
+    for (std::uint64_t seed = 1; seed <= 25; ++seed) {
+      INFO("dp " << dp << ", delivery seed " << seed);
+      check_same(run_world(settings, seed), sent);
+    }
+    settings.bucket_bytes = std::int64_t{1} << 40;
+    settings.n_reducer_lanes = 3;  // two of them without a bucket
+    check_same(run_world(settings), sent);
+    if (dp == 3) continue;
+    settings.accumulation = Accumulation::tree;
+    check_same(run_world(settings), run_world(twelve_microbatches(parity_gpt2(0.1f), 1)));
+  }
+}
+
 TEST_CASE("P2: the number of reducer lanes changes no bit") {
   for (const int dp : {2, 3, 4}) {
     Settings settings = parity_settings(parity_gpt2(0.1f), dp, {2, 1}, 1, 3);

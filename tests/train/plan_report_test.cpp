@@ -54,6 +54,9 @@ std::vector<Settings> many_settings() {
       settings.bucket_bytes = 20000;
       set_pipeline(settings);
       all.push_back(settings);
+      settings.shares_memory = true;
+      all.push_back(settings);
+      settings.shares_memory = dp > 1;
       if (dp > 2) continue;
       for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b}) {
         settings.model.n_layers = 4;
@@ -103,8 +106,11 @@ TEST_CASE("the plan's messages and bytes of a step are what each rank sends") {
     for (int rank = 0; rank < settings.grid.n_ranks(); ++rank) {
       INFO("rank " << rank << " of\n" << plan_text(settings, 1));
       const StepTraffic traffic = step_traffic(settings, rank);
-      CHECK(world.counts(rank).messages_sent == settings.n_steps * traffic.n_tensor_messages);
-      CHECK(world.counts(rank).bytes_sent == settings.n_steps * traffic.n_bytes);
+      CHECK(world.counts(rank).messages_sent ==
+            traffic.n_start_messages + settings.n_steps * traffic.n_tensor_messages);
+      const std::int64_t handles =
+          traffic.n_start_messages * static_cast<std::int64_t>(sizeof(SharedHandle));
+      CHECK(world.counts(rank).bytes_sent == handles + settings.n_steps * traffic.n_bytes);
       CHECK(world.counts(rank).control_sent == settings.n_steps * traffic.n_control_messages);
     }
   }
