@@ -127,11 +127,10 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node) {
   text += layer_table(s) + bucket_table(model_layout(s.model, s.bucket_bytes), s.model);
 
   text += "bytes per rank\n" + ledger_table(memory_ledger(s, n_ranks - 1));
-
-  text += s.shares_memory
-              ? "messages per step (gradients are added up where they lie, in memory that "
-                "all ranks map)\n"
-              : "messages per step\n";
+  text += "messages per step\n";
+  if (s.shares_memory) {
+    text += "  gradients are added up where they lie, in memory that all ranks map\n";
+  }
   for (const int rank : {0, s.grid.dp - 1}) {
     const StepTraffic traffic = step_traffic(s, rank);
     text +=
