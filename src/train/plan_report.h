@@ -26,6 +26,8 @@ struct StepTraffic {
   std::int64_t n_bytes = 0;
   std::int64_t n_control_messages = 0;
 };
+/// The part of it between the stages of a pipeline.
+StepTraffic stage_traffic(const Settings& settings, int rank);
 StepTraffic step_traffic(const Settings& settings, int rank);
 
 /// What a rank that gets no memory says: the bytes asked for and held, the plan's ledger, and the

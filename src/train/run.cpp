@@ -113,15 +113,27 @@ std::string start_line(const MpiSession& session, const Settings& s) {
       s.tokens_per_step(), s.n_steps);
 }
 
-std::vector<View> all_values(const ModelState& state) {
-  std::vector<View> values;
-  for (std::size_t i = 0; i < state.specs().size(); ++i) values.push_back(state.parameter(i));
-  return values;
+/// Whole parameters as they are written, and as the model's ops read them.
+struct FinalWeights {
+  std::vector<View> parameters;
+  AllValues values;
+};
+
+FinalWeights weights_of(const ModelState& state) {
+  FinalWeights weights;
+  for (std::size_t i = 0; i < state.specs().size(); ++i) {
+    weights.parameters.push_back(state.parameter(i));
+  }
+  const Range layers = all_layers(state.config());
+  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
+    weights.values.push_back(state.values(layer));
+  }
+  return weights;
 }
 
-void save_final(const Start& start, const ModelState& state) {
+void save_final(const Start& start, const FinalWeights& weights) {
   const std::filesystem::path folder(start.run_dir);
-  write_hf_weights(folder, state.specs(), all_values(state));
+  write_hf_weights(folder, parameters(start.settings.model), weights.parameters);
   if (const auto json = hf_config_json(start.settings.model)) {
     write_file_atomically(folder / "config.json", *json);
   }
@@ -163,14 +175,10 @@ std::string shown(const std::string& text) {
   return out;
 }
 
-std::string sample_of(const Start& start, const DataSet& data, Trainer& trainer) {
-  AllValues values;
-  const Range layers = all_layers(start.settings.model);
-  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
-    values.push_back(trainer.state().values(layer));
-  }
+std::string sample_of(const Start& start, const DataSet& data, const Decoder& decoder,
+                      const AllValues& values) {
   const GenerateOptions options{.seed = start.settings.seed, .window = start.settings.seq_len};
-  return generate(trainer.decoder(), values, *data.tokenizer, "\n", options);
+  return generate(decoder, values, *data.tokenizer, "\n", options);
 }
 
 /// One run of one rank, from its data to its last line.
@@ -202,7 +210,7 @@ class Run {
     }
     Trainer& trainer = *made;
     if (trace) trace->write(fmt::format("{}/rank-{}.json", request_.trace_dir, session_.rank()));
-    return finish(trainer);
+    return finish(loop, trainer);
   }
 
  private:
@@ -268,13 +276,26 @@ class Run {
     return inputs;
   }
 
-  int finish(Trainer& trainer) {
+  int finish(Loop& loop, Trainer& trainer) {
     const bool stopped = trainer.stopped();
+    std::optional<WholeModel> whole;
+    if (start_.settings.grid.pp > 1) {
+      if (session_.rank() == 0) whole.emplace(start_.settings.model);
+      loop.spawn("gather_parameters", trainer.gather_parameters(whole ? &*whole : nullptr));
+      loop.run();
+    }
     if (session_.rank() == 0) {
-      save_final(start_, trainer.state());
+      FinalWeights weights;
+      if (whole) {
+        weights = {whole->parameters(), whole->values()};
+      } else {
+        weights = weights_of(trainer.state());
+      }
+      save_final(start_, weights);
       const bool quiet = start_.loaded.config.logging.progress == "off";
       if (!quiet && !stopped) {
-        progress_->say("sample:\n" + shown(sample_of(start_, data_, trainer)));
+        progress_->say("sample:\n" +
+                       shown(sample_of(start_, data_, trainer.decoder(), weights.values)));
       }
       if (!quiet) {
         progress_->say(

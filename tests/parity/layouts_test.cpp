@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/parity/check_same.h"
 #include "tests/parity/world.h"
 
 using namespace llm;
@@ -38,17 +39,6 @@ ModelConfig wide_gpt2() {
   model.intermediate_size = 300;
   model.vocab_size = 263;
   return model;
-}
-
-void check_same(const Outcome& a, const Outcome& b) {
-  REQUIRE(difference(a.weights, b.weights) == "");
-  REQUIRE(a.losses == b.losses);
-  REQUIRE(a.reports.size() == b.reports.size());
-  for (std::size_t i = 0; i < a.reports.size(); ++i) {
-    REQUIRE(a.reports[i].grad_norm == b.reports[i].grad_norm);
-    REQUIRE(a.reports[i].lr == b.reports[i].lr);
-    REQUIRE(a.reports[i].n_valid == b.reports[i].n_valid);
-  }
 }
 
 /// Twelve microbatches of 2, 1 or 1 samples a step over `dp` ranks.
