@@ -175,29 +175,4 @@ std::string timeline(const Simulation& simulation, int n_columns) {
   return text;
 }
 
-int peak_outstanding_embedding_grads(const Pipeline& pipeline) {
-  const Simulation simulation = simulate(pipeline);
-  CHECK_CONTRACT(simulation.finished(), "a pipeline that ends is asked for");
-  const auto n = static_cast<std::size_t>(pipeline.n_microbatches);
-  std::vector<double> begins(n);
-  std::vector<double> ends(n);
-  for (int rank = 0; rank < pipeline.n_ranks; ++rank) {
-    for (const TimedAction& timed : simulation.actions[static_cast<std::size_t>(rank)]) {
-      const bool is_backward = timed.action.kind == backward || timed.action.kind == backward_input;
-      if (!is_backward) continue;
-      const int stage = pipeline.stage_of({rank, timed.action.chunk});
-      const auto m = static_cast<std::size_t>(timed.action.microbatch);
-      if (stage == pipeline.n_stages() - 1) begins[m] = timed.begin;
-      if (stage == 0) ends[m] = timed.end;
-    }
-  }
-  int peak = 1;
-  for (const double now : begins) {
-    int n_open = 0;
-    for (std::size_t m = 0; m < n; ++m) n_open += begins[m] <= now && now < ends[m] ? 1 : 0;
-    peak = std::max(peak, n_open);
-  }
-  return peak;
-}
-
 }  // namespace llm

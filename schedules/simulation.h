@@ -50,8 +50,4 @@ Simulation simulate(const Pipeline& pipeline, const PipelineCosts& costs = {});
 /// `n_columns`.
 std::string timeline(const Simulation& simulation, int n_columns);
 
-/// How many accumulators a tied embedding needs: the most microbatches whose last stage has begun
-/// its backward while the first stage has not ended its own, on the clock of ActionCosts{}.
-int peak_outstanding_embedding_grads(const Pipeline& pipeline);
-
 }  // namespace llm

@@ -22,17 +22,26 @@ std::int64_t storage_bytes_in_use() {
 
 void Storage::Free::operator()(void* bytes) const {
   bytes_in_use -= n_bytes;
-  std::free(bytes);
+  if (!is_shared) std::free(bytes);
 }
 
 Storage::Storage(std::int64_t n_bytes, Device device) : n_bytes_(n_bytes), device_(device) {
   CHECK_CONTRACT(n_bytes >= 0, "a storage has a size");
   CHECK_CONTRACT(device == Device::cpu, "only CPU memory is here");
   const std::int64_t size = std::max(rounded(n_bytes), alignment);
-  bytes_ = {std::aligned_alloc(alignment, static_cast<std::size_t>(size)), Free{n_bytes}};
+  bytes_ = {std::aligned_alloc(alignment, static_cast<std::size_t>(size)), Free{n_bytes, false}};
   if (!bytes_) throw OutOfMemory(size);
   bytes_in_use += n_bytes;
   std::memset(bytes_.get(), 0, static_cast<std::size_t>(size));
+}
+
+Storage Storage::shared(std::int64_t n_bytes) {
+  Storage storage;
+  storage.shared_ = SharedMemory(n_bytes);
+  storage.bytes_ = {storage.shared_.bytes(), Free{n_bytes, true}};
+  storage.n_bytes_ = n_bytes;
+  bytes_in_use += n_bytes;
+  return storage;
 }
 
 MutView Storage::view(Dtype dtype, Shape shape, std::int64_t byte_begin) const {

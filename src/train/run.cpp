@@ -9,6 +9,7 @@
 #include "src/base/error.h"
 #include "src/base/file.h"
 #include "src/comm/mpi/mpi_transport.h"
+#include "src/comm/mpi/shared_ranks.h"
 #include "src/config/checks.h"
 #include "src/config/load.h"
 #include "src/io/hf_weights.h"
@@ -65,17 +66,6 @@ bool agree_on_bf16(const MpiSession& session) {
   return agreed;
 }
 
-/// What is planned and whose actors are not there yet.
-void check_runs(const Settings& settings) {
-  const bool is_split =
-      std::any_of(settings.pipeline.schedules.begin(), settings.pipeline.schedules.end(),
-                  [](const Schedule& schedule) { return peak_split_backwards(schedule) > 0; });
-  if (settings.pipeline.n_stages() == 1 && !is_split && !settings.recompute_blocks) return;
-  throw ConfigError(
-      "distributed.parallel_strategy: pipelines and gradient_checkpointing: block are planned "
-      "(--plan) and not run in this version; use parallel_strategy: ddp");
-}
-
 Start begin(const MpiSession& session, const RunRequest& request) {
   Start start;
   const bool has_bf16 = agree_on_bf16(session);
@@ -87,7 +77,6 @@ Start begin(const MpiSession& session, const RunRequest& request) {
     check_launch(start.loaded, session.n_ranks(), request.command);
     start.schedule = read_schedule(start.loaded);
     start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16, start.schedule);
-    check_runs(start.settings);
     start.run_dir = make_run_dir(start.loaded.config.logging.run_dir);
     start.yaml = to_yaml(start.loaded);
     const std::filesystem::path folder(start.run_dir);
@@ -101,6 +90,7 @@ Start begin(const MpiSession& session, const RunRequest& request) {
     start.loaded = load_resolved(yaml);
     start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16, start.schedule);
   }
+  start.settings.shares_memory = ranks_share_memory(session);
   return start;
 }
 
@@ -128,15 +118,27 @@ std::string start_line(const MpiSession& session, const Settings& s) {
       s.tokens_per_step(), s.n_steps);
 }
 
-std::vector<View> all_values(const ModelState& state) {
-  std::vector<View> values;
-  for (std::size_t i = 0; i < state.specs().size(); ++i) values.push_back(state.parameter(i));
-  return values;
+/// Whole parameters as they are written, and as the model's ops read them.
+struct FinalWeights {
+  std::vector<View> parameters;
+  AllValues values;
+};
+
+FinalWeights weights_of(const ModelState& state) {
+  FinalWeights weights;
+  for (std::size_t i = 0; i < state.specs().size(); ++i) {
+    weights.parameters.push_back(state.parameter(i));
+  }
+  const Range layers = all_layers(state.config());
+  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
+    weights.values.push_back(state.values(layer));
+  }
+  return weights;
 }
 
-void save_final(const Start& start, const ModelState& state) {
+void save_final(const Start& start, const FinalWeights& weights) {
   const std::filesystem::path folder(start.run_dir);
-  write_hf_weights(folder, state.specs(), all_values(state));
+  write_hf_weights(folder, parameters(start.settings.model), weights.parameters);
   if (const auto json = hf_config_json(start.settings.model)) {
     write_file_atomically(folder / "config.json", *json);
   }
@@ -178,14 +180,10 @@ std::string shown(const std::string& text) {
   return out;
 }
 
-std::string sample_of(const Start& start, const DataSet& data, Trainer& trainer) {
-  AllValues values;
-  const Range layers = all_layers(start.settings.model);
-  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
-    values.push_back(trainer.state().values(layer));
-  }
+std::string sample_of(const Start& start, const DataSet& data, const Decoder& decoder,
+                      const AllValues& values) {
   const GenerateOptions options{.seed = start.settings.seed, .window = start.settings.seq_len};
-  return generate(trainer.decoder(), values, *data.tokenizer, "\n", options);
+  return generate(decoder, values, *data.tokenizer, "\n", options);
 }
 
 /// One run of one rank, from its data to its last line.
@@ -217,7 +215,7 @@ class Run {
     }
     Trainer& trainer = *made;
     if (trace) trace->write(fmt::format("{}/rank-{}.json", request_.trace_dir, session_.rank()));
-    return finish(trainer);
+    return finish(loop, trainer);
   }
 
  private:
@@ -283,13 +281,26 @@ class Run {
     return inputs;
   }
 
-  int finish(Trainer& trainer) {
+  int finish(Loop& loop, Trainer& trainer) {
     const bool stopped = trainer.stopped();
+    std::optional<WholeModel> whole;
+    if (start_.settings.grid.pp > 1) {
+      if (session_.rank() == 0) whole.emplace(start_.settings.model);
+      loop.spawn("gather_parameters", trainer.gather_parameters(whole ? &*whole : nullptr));
+      loop.run();
+    }
     if (session_.rank() == 0) {
-      save_final(start_, trainer.state());
+      FinalWeights weights;
+      if (whole) {
+        weights = {whole->parameters(), whole->values()};
+      } else {
+        weights = weights_of(trainer.state());
+      }
+      save_final(start_, weights);
       const bool quiet = start_.loaded.config.logging.progress == "off";
       if (!quiet && !stopped) {
-        progress_->say("sample:\n" + shown(sample_of(start_, data_, trainer)));
+        progress_->say("sample:\n" +
+                       shown(sample_of(start_, data_, trainer.decoder(), weights.values)));
       }
       if (!quiet) {
         progress_->say(
@@ -314,6 +325,7 @@ class Run {
 std::string plan_run(const RunRequest& request, std::int64_t n_ranks, std::int64_t ranks_per_node) {
   const LoadedConfig loaded = load(request);
   Settings settings = settings_from(loaded, n_ranks, has_fast_bf16(), read_schedule(loaded));
+  settings.shares_memory = n_ranks > 1 && n_ranks <= ranks_per_node;
   std::string text;
   for (const std::string& note : loaded.notes) text += "note: " + note + "\n";
   const std::int64_t n_samples = estimate_samples(loaded);

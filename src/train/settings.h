@@ -29,6 +29,9 @@ struct Settings {
   std::int64_t bucket_bytes = 4 << 20;
   int n_reducer_lanes = 2;
   int threads_per_rank = 1;  ///< changes no bit
+  /// All ranks are on one machine and map each other's gradients; changes no bit. Found out at the
+  /// start, not set by anyone.
+  bool shares_memory = false;
   std::uint64_t seed = 42;
   std::int64_t n_steps = 0;
 

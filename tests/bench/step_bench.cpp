@@ -15,6 +15,7 @@
 #include "src/base/philox.h"
 #include "src/comm/loopback/loopback.h"
 #include "src/comm/mpi/mpi_transport.h"
+#include "src/comm/mpi/shared_ranks.h"
 #include "src/train/plan_report.h"
 #include "src/train/trainer.h"
 
@@ -106,8 +107,9 @@ void print_figures(Options& options, const Settings& settings, std::vector<doubl
       usage.ru_maxrss / 1024, planned >> 20, loss);
 }
 
-void train(Options& options, Loop& loop, Transport& transport) {
-  const Settings settings = settings_of(options, transport.n_ranks());
+void train(Options& options, Loop& loop, Transport& transport, bool shares_memory) {
+  Settings settings = settings_of(options, transport.n_ranks());
+  settings.shares_memory = shares_memory;
   RandomSamples samples(settings.seq_len, settings.model.vocab_size == 50304 ? 50257 : 256);
   std::vector<double> seconds;
   double loss = 0;
@@ -141,14 +143,14 @@ int main(int argc, char** argv) {
   if (std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr) {
     Loop loop;
     LoopbackNetwork network(loop, 1, 0);
-    train(options, loop, network.rank(0));
+    train(options, loop, network.rank(0), false);
     return 0;
   }
   MpiSession session;
   return run_and_report(session, [&] {
     Loop loop;
     MpiTransport transport(session, loop);
-    train(options, loop, transport);
+    train(options, loop, transport, ranks_share_memory(session));
     return 0;
   });
 }

@@ -175,16 +175,3 @@ TEST_CASE("a timeline has a row a rank with every action where it begins") {
     }
   }
 }
-
-TEST_CASE("a tied embedding needs an accumulator for each gradient that is on its way") {
-  for (const auto& [name, shape, pipeline] : test::all_pipelines()) {
-    INFO(name);
-    const int peak = peak_outstanding_embedding_grads(pipeline);
-    REQUIRE(peak >= 1);
-    REQUIRE(peak <= shape.n_microbatches);
-    if (pipeline.n_stages() == 1) REQUIRE(peak == 1);
-  }
-  // B0 of rank 1 begins at 2, of rank 0 it ends at 6; B1 of rank 1 begins at 5.
-  CHECK(peak_outstanding_embedding_grads(one_f_one_b(2, 2)) == 2);
-  CHECK(peak_outstanding_embedding_grads(one_f_one_b(4, 16)) == 3);
-}

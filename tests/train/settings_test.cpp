@@ -180,7 +180,8 @@ TEST_CASE("a schedule's file is the pipeline, where it fits the other fields") {
 TEST_CASE("a schedule's file that cannot be read is named with its field") {
   const LoadedConfig loaded = test::load("distributed: {pp_schedule: \"file:no/such.txt\"}");
   const std::string message = test::refusal([&] { read_schedule(loaded); });
-  CHECK_THAT(message, Catch::StartsWith("c.yaml:1:28: distributed.pp_schedule: cannot open no/such.txt: "));
+  CHECK_THAT(message,
+             Catch::StartsWith("c.yaml:1:28: distributed.pp_schedule: cannot open no/such.txt: "));
   CHECK(read_schedule(test::load("")).empty());
 }
 
