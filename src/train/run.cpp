@@ -53,6 +53,7 @@ struct Start {
   Settings settings;
   std::string run_dir;
   std::string yaml;
+  std::string schedule;  // the text of distributed.pp_schedule's file
 };
 
 /// Whether all ranks' CPUs multiply bf16; every rank then uses the kernels that all of them have.
@@ -74,16 +75,20 @@ Start begin(const MpiSession& session, const RunRequest& request) {
     check_task(start.loaded, request.task);
     resolve_backend(start.loaded, 0);
     check_launch(start.loaded, session.n_ranks(), request.command);
-    start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16);
+    start.schedule = read_schedule(start.loaded);
+    start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16, start.schedule);
     start.run_dir = make_run_dir(start.loaded.config.logging.run_dir);
     start.yaml = to_yaml(start.loaded);
-    write_file_atomically(std::filesystem::path(start.run_dir) / "config.yaml", start.yaml);
+    const std::filesystem::path folder(start.run_dir);
+    write_file_atomically(folder / "config.yaml", start.yaml);
+    if (!start.schedule.empty()) write_file_atomically(folder / "schedule.txt", start.schedule);
   }
   const std::string yaml = session.broadcast(start.yaml);
   start.run_dir = session.broadcast(start.run_dir);
+  start.schedule = session.broadcast(start.schedule);
   if (!is_first) {
     start.loaded = load_resolved(yaml);
-    start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16);
+    start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16, start.schedule);
   }
   start.settings.shares_memory = ranks_share_memory(session);
   return start;
@@ -319,7 +324,7 @@ class Run {
 
 std::string plan_run(const RunRequest& request, std::int64_t n_ranks, std::int64_t ranks_per_node) {
   const LoadedConfig loaded = load(request);
-  Settings settings = settings_from(loaded, n_ranks, has_fast_bf16());
+  Settings settings = settings_from(loaded, n_ranks, has_fast_bf16(), read_schedule(loaded));
   settings.shares_memory = n_ranks > 1 && n_ranks <= ranks_per_node;
   std::string text;
   for (const std::string& note : loaded.notes) text += "note: " + note + "\n";

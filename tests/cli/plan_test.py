@@ -60,18 +60,23 @@ class Plans(program.ProgramTest):
         return done.out
 
     def test_every_shipped_configuration_is_planned_for_every_number_of_ranks_it_allows(self):
-        self.assertGreaterEqual(len(CONFIGS), 4)
+        self.assertGreaterEqual(len(CONFIGS), 8)
         for config in CONFIGS:
             for ranks in (1, 2, 4, 8):
                 with self.subTest(config=config.name, ranks=ranks):
+                    yaml = config.read_text()
+                    size = int((re.search(r"^  pp_size: (\d+)", yaml, re.M) or [0, 0])[1])
+                    if size and ranks % size:
+                        continue
+                    pp = size or (ranks if "parallel_strategy: pp" in yaml else 1)
                     text = self.plan("--config-path", config, "--ranks", ranks)
-                    self.assertIn(f"grid     [dp {ranks}][pp 1][tp 1]: {ranks} rank", text)
+                    self.assertIn(f"grid     [dp {ranks // pp}][pp {pp}][tp 1]: {ranks} rank", text)
                     for title in ["batch ", "stage ", "model ", "units\n", "buckets ", "bytes per rank\n",
                                   "messages per step\n"]:
                         self.assertIn(title, text)
 
     def test_the_tables_add_up(self):
-        text = self.plan("--config-path", "configs/gpt2-124m.yaml", "--ranks", "4")
+        text = self.plan("--config-path", "configs/gpt2-124m.yaml", "--ranks", "4", "--ranks-per-node", "1")
         n = int(re.search(r"model +(\d+) parameters", text).group(1))
         self.assertEqual(n, 124_439_808, "GPT-2 small's parameters")
         units = text.split("units\n")[1].split("buckets ")[0].splitlines()[1:]
