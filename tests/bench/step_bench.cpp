@@ -1,14 +1,15 @@
 // A training step of a GPT-2 by the same Trainer as llm-train's, on one rank or, under mpirun, on
 // several: rank 0 prints a line of JSON like the peer's (tests/bench/peer_torch.py).
 //   step_bench [model=10m|124m] [batch=8] [seq=256] [microbatches=1] [accumulation=tree|sequential]
-//              [steps=8] [warm=2] [threads=1] [dtype=f32|bf16|f16]
-// `batch` is a rank's.
+//              [steps=8] [warm=2] [threads=1] [dtype=f32|bf16|f16] [trace=FOLDER]
+// `batch` is a rank's. `trace` writes each rank's timeline into the folder, as llm-train --trace.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "src/comm/loopback/loopback.h"
 #include "src/comm/mpi/mpi_transport.h"
 #include "src/comm/mpi/shared_ranks.h"
+#include "src/rt/clock.h"
 #include "src/train/plan_report.h"
 #include "src/train/trainer.h"
 
@@ -119,18 +121,22 @@ void train(Options& options, Loop& loop, Transport& transport, bool shares_memor
     seconds.push_back(metrics.seconds);
     loss = metrics.loss;
   });
+  std::optional<Trace> trace;
+  if (!options["trace"].empty()) loop.trace = &trace.emplace(transport.rank(), now_ns());
   Trainer trainer(loop, transport, settings, inputs);
+  if (trace) trainer.trace_compute(*trace);
   trainer.start();
   loop.run();
+  if (trace) trace->write(fmt::format("{}/rank-{}.json", options["trace"], transport.rank()));
   if (transport.rank() == 0) print_figures(options, settings, seconds, loss);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options{{"model", "10m"},      {"batch", "8"},   {"seq", "256"},
-                  {"microbatches", "1"}, {"steps", "8"},   {"warm", "2"},
-                  {"threads", "1"},      {"dtype", "f32"}, {"accumulation", "tree"}};
+  Options options{{"model", "10m"},         {"batch", "8"}, {"seq", "256"},   {"microbatches", "1"},
+                  {"steps", "8"},           {"warm", "2"},  {"threads", "1"}, {"dtype", "f32"},
+                  {"accumulation", "tree"}, {"trace", ""}};
   for (int i = 1; i < argc; ++i) {
     const std::string text = argv[i];
     const std::size_t equal = text.find('=');
