@@ -33,12 +33,13 @@ ComputeBytes compute_bytes(const ModelConfig& config, const DecoderCompute::Plan
 }
 
 DecoderCompute::DecoderCompute(Queue& queue, Plan plan, const Decoder& decoder, ModelState& state,
-                               Port<Ready> grads_ready)
+                               Port<Ready> grads_ready, ParameterSource* parameters)
     : queue_(queue),
       plan_(std::move(plan)),
       decoder_(decoder),
       state_(state),
-      grads_ready_(std::move(grads_ready)) {
+      grads_ready_(std::move(grads_ready)),
+      parameters_(parameters) {
   const ModelConfig& config = decoder_.config();
   for (const Range& layers : plan_.chunks) {
     for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
@@ -102,7 +103,11 @@ Arena DecoderCompute::take(std::vector<Arena>& free, std::int64_t n_bytes) {
   return arena;
 }
 
-MutView DecoderCompute::forward(const At& at, const Microbatch& microbatch, View input) {
+Task<> DecoderCompute::acquire(std::int64_t step, std::int64_t layer) {
+  if (parameters_ != nullptr) co_await parameters_->acquire(step, layer);
+}
+
+Task<MutView> DecoderCompute::forward(At at, const Microbatch& microbatch, View input) {
   const bool recompute = plan_.recompute == Recompute::block;
   InFlight& flight = in_flight_[{at.chunk, at.m}];
   flight.batch = microbatch.batch;
@@ -111,12 +116,14 @@ MutView DecoderCompute::forward(const At& at, const Microbatch& microbatch, View
   const Pass p = pass(microbatch.batch, microbatch.first_sample, at.step, true);
   View x = input;
   if (has(at.chunk, embedding_layer)) {
+    co_await acquire(at.step, embedding_layer);
     flight.output =
         decoder_.embed_forward(p, values(embedding_layer), microbatch.tokens, flight.arena);
     x = flight.output;
   }
   const Range blocks = blocks_of(at.chunk);
   for (std::int64_t layer = blocks.begin; layer < blocks.end; ++layer) {
+    co_await acquire(at.step, layer);
     const ModelConfig& config = decoder_.config();
     const MutView y = flight.arena.take(config.compute, {p.n_tokens(), config.hidden_size});
     Arena& saved = recompute ? recomputed_ : flight.arena;
@@ -125,7 +132,7 @@ MutView DecoderCompute::forward(const At& at, const Microbatch& microbatch, View
     flight.output = y;
     x = y;
   }
-  return flight.output;
+  co_return flight.output;
 }
 
 void DecoderCompute::head_backward(const Pass& p, const At& at, const Microbatch& microbatch,
@@ -156,13 +163,16 @@ void DecoderCompute::embed_backward(const Pass& p, const At& at, const Microbatc
   complete(embedding_layer, at.m);
 }
 
-void DecoderCompute::backward(const At& at, const Microbatch& microbatch, MutView grad,
-                              LossSum& loss) {
+Task<> DecoderCompute::backward(At at, const Microbatch& microbatch, MutView grad, LossSum& loss) {
   InFlight& flight = in_flight(at);
   const Pass p = pass(flight.batch, flight.first_sample, at.step, true);
+  if (has(at.chunk, head_layer(decoder_.config()))) {
+    co_await acquire(at.step, head_layer(decoder_.config()));
+  }
   head_backward(p, at, microbatch, grad, loss);
   const Range blocks = blocks_of(at.chunk);
   for (std::int64_t layer = blocks.end - 1; layer >= blocks.begin; --layer) {
+    co_await acquire(at.step, layer);
     BlockSaved saved = flight.blocks[static_cast<std::size_t>(layer - blocks.begin)];
     if (plan_.recompute == Recompute::block) {
       saved = decoder_.block_recompute(p, layer, values(layer), saved.x, recomputed_);
@@ -179,14 +189,18 @@ void DecoderCompute::backward(const At& at, const Microbatch& microbatch, MutVie
   embed_backward(p, at, microbatch, grad);
 }
 
-void DecoderCompute::backward_input(const At& at, const Microbatch& microbatch, MutView grad,
-                                    LossSum& loss) {
+Task<> DecoderCompute::backward_input(At at, const Microbatch& microbatch, MutView grad,
+                                      LossSum& loss) {
   InFlight& flight = in_flight(at);
+  if (has(at.chunk, head_layer(decoder_.config()))) {
+    co_await acquire(at.step, head_layer(decoder_.config()));
+  }
   flight.deltas = take(free_deltas_, delta_bytes_);
   const Pass p = pass(flight.batch, flight.first_sample, at.step, true);
   head_backward(p, at, microbatch, grad, loss);
   const Range blocks = blocks_of(at.chunk);
   for (std::int64_t layer = blocks.end - 1; layer >= blocks.begin; --layer) {
+    co_await acquire(at.step, layer);
     BlockSaved saved = flight.blocks[static_cast<std::size_t>(layer - blocks.begin)];
     if (plan_.recompute == Recompute::block) {
       saved = decoder_.block_recompute(p, layer, values(layer), saved.x, *flight.deltas);
@@ -199,12 +213,13 @@ void DecoderCompute::backward_input(const At& at, const Microbatch& microbatch, 
   embed_backward(p, at, microbatch, grad);
 }
 
-void DecoderCompute::backward_weight(const At& at) {
+Task<> DecoderCompute::backward_weight(At at) {
   InFlight& flight = in_flight(at);
   const Pass p = pass(flight.batch, flight.first_sample, at.step, true);
   std::int64_t layer = blocks_of(at.chunk).end;
   for (const Half& half : flight.halves) {
     --layer;
+    co_await acquire(at.step, layer);
     decoder_.block_backward_weight(p, values(layer), half.saved, half.deltas,
                                    gradients(layer, at.m), write(at.m));
     accumulate(layer, at.m, GradientPart::matrices);
@@ -246,17 +261,22 @@ void DecoderCompute::complete(std::int64_t layer, int m, GradientPart part) {
   }
 }
 
-void DecoderCompute::validate(int chunk, const Microbatch& microbatch, MutView x, LossSum& loss) {
+Task<> DecoderCompute::validate(std::int64_t step, int chunk, const Microbatch& microbatch,
+                                MutView x, LossSum& loss) {
   const Pass p = pass(microbatch.batch, microbatch.first_sample, 0, false);
   if (has(chunk, embedding_layer)) {
+    co_await acquire(step, embedding_layer);
     decoder_.embed(p, values(embedding_layer), microbatch.tokens, x);
   }
   const Range blocks = blocks_of(chunk);
   for (std::int64_t layer = blocks.begin; layer < blocks.end; ++layer) {
+    co_await acquire(step, layer);
     decoder_.block(p, layer, values(layer), x);
   }
   const std::int64_t head = head_layer(decoder_.config());
-  if (has(chunk, head)) decoder_.head_loss(p, values(head), x, microbatch.labels, loss);
+  if (!has(chunk, head)) co_return;
+  co_await acquire(step, head);
+  decoder_.head_loss(p, values(head), x, microbatch.labels, loss);
 }
 
 }  // namespace llm

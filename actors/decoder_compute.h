@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "actors/model_state.h"
+#include "actors/parameter_source.h"
 #include "actors/stage_compute.h"
 #include "actors/tied_gradient.h"
 #include "src/rt/port.h"
@@ -32,18 +33,19 @@ class DecoderCompute : public StageCompute {
     int n_pending_leaves = 1;  ///< of a tied embedding's gradient, see TiedGradient
   };
 
+  /// `parameters` says when they can be read; nullptr: always.
   DecoderCompute(Queue& queue, Plan plan, const Decoder& decoder, ModelState& state,
-                 Port<Ready> grads_ready);
+                 Port<Ready> grads_ready, ParameterSource* parameters = nullptr);
 
   void begin_step(std::int64_t step, float loss_scale) override;
-  MutView forward(const At& at, const Microbatch& microbatch, View input) override;
-  void backward(const At& at, const Microbatch& microbatch, MutView grad, LossSum& loss) override;
-  void backward_input(const At& at, const Microbatch& microbatch, MutView grad,
-                      LossSum& loss) override;
-  void backward_weight(const At& at) override;
+  Task<MutView> forward(At at, const Microbatch& microbatch, View input) override;
+  Task<> backward(At at, const Microbatch& microbatch, MutView grad, LossSum& loss) override;
+  Task<> backward_input(At at, const Microbatch& microbatch, MutView grad, LossSum& loss) override;
+  Task<> backward_weight(At at) override;
   void release(const At& at) override;
   void embedding_backward(const At& at, const Microbatch& microbatch, View grad) override;
-  void validate(int chunk, const Microbatch& microbatch, MutView x, LossSum& loss) override;
+  Task<> validate(std::int64_t step, int chunk, const Microbatch& microbatch, MutView x,
+                  LossSum& loss) override;
 
  private:
   /// What a block left for its weights' gradients.
@@ -70,7 +72,7 @@ class DecoderCompute : public StageCompute {
   void head_backward(const Pass& p, const At& at, const Microbatch& microbatch, MutView grad,
                      LossSum& loss);
   void embed_backward(const Pass& p, const At& at, const Microbatch& microbatch, MutView grad);
-  void merge_tied(int m);
+  Task<> acquire(std::int64_t step, std::int64_t layer);
   void accumulate(std::int64_t layer, int m, GradientPart part);
   void complete(std::int64_t layer, int m, GradientPart part = GradientPart::all);
   static Arena take(std::vector<Arena>& free, std::int64_t n_bytes);
@@ -83,6 +85,7 @@ class DecoderCompute : public StageCompute {
   const Decoder& decoder_;
   ModelState& state_;
   const Port<Ready> grads_ready_;
+  ParameterSource* const parameters_;
   std::optional<TiedGradient> tied_;       // where this rank owns a tied embedding
   std::map<std::int64_t, Values> values_;  // by layer
   std::int64_t step_ = 0;

@@ -8,9 +8,11 @@ namespace {
 // 64 KB of each rank's vector: two to eight of them fit a core's second cache.
 constexpr std::int64_t in_place_elements = 16384;
 
-CollectiveShape shape_of(const Bucket& bucket, GroupPlace place) {
+CollectiveShape shape_of(const std::vector<Bucket>& buckets, std::size_t bucket, GroupPlace place,
+                         const std::vector<std::vector<std::int64_t>>& piece_cuts) {
+  if (!piece_cuts.empty()) return {place.rank, place.n_ranks, piece_cuts[bucket]};
   return {place.rank, place.n_ranks,
-          even_cuts(bucket.flat.size(), place.n_ranks, FlatLayout::alignment_elements)};
+          even_cuts(buckets[bucket].flat.size(), place.n_ranks, FlatLayout::alignment_elements)};
 }
 
 }  // namespace
@@ -19,7 +21,7 @@ GradientReducer::GradientReducer(Loop& loop, Queue& queue, Plan plan, Group& gro
                                  const std::vector<Bucket>& buckets, MutView flat_gradients,
                                  Outbox out)
     : queue_(queue),
-      plan_(plan),
+      plan_(std::move(plan)),
       group_(group),
       n_buckets_(static_cast<std::int64_t>(buckets.size())),
       gradients_(flat_gradients),
@@ -27,18 +29,19 @@ GradientReducer::GradientReducer(Loop& loop, Queue& queue, Plan plan, Group& gro
       grads_ready_(loop, WaitName("grads_ready", "stage"), buckets.size()) {
   const CollectiveForm form = best_form(group.size());
   std::int64_t scratch_elements = 0;
-  for (std::int64_t b = plan.lane; b < n_buckets_; b += plan.n_lanes) {
-    const Bucket& bucket = buckets[static_cast<std::size_t>(b)];
-    const CollectiveShape shape = shape_of(bucket, {group.index, group.size()});
+  for (std::int64_t b = plan_.lane; b < n_buckets_; b += plan_.n_lanes) {
+    const auto bucket = static_cast<std::size_t>(b);
+    const CollectiveShape shape =
+        shape_of(buckets, bucket, {group.index, group.size()}, plan_.piece_cuts);
     Sums& sums = sums_.emplace_back();
     sums.bucket = b;
-    sums.flat = bucket.flat;
-    if (plan.shared) {
+    sums.flat = buckets[bucket].flat;
+    if (plan_.shared) {
       sums.in_place = in_place_plan(shape, in_place_elements);
       continue;
     }
     sums.scatter = reduce_scatter_plan(form, shape);
-    sums.gather = all_gather_plan(form, shape);
+    if (plan_.piece_cuts.empty()) sums.gather = all_gather_plan(form, shape);
     scratch_elements = std::max(scratch_elements, sums.scatter.scratch_elements);
   }
   scratch_ = Storage(scratch_elements * 4);
@@ -69,7 +72,8 @@ Task<> GradientReducer::map_peers() {
 
 Task<> GradientReducer::sum(const Sums& sums, CollectiveId id) {
   if (plan_.shared) {
-    co_await sum_in_place(group_, queue_, sums.in_place, id, shared_, sums.flat);
+    const SumGoes goes = plan_.piece_cuts.empty() ? SumGoes::to_all : SumGoes::to_its_rank;
+    co_await sum_in_place(group_, queue_, sums.in_place, id, shared_, sums.flat, goes);
     co_return;
   }
   const MutView vector = part(gradients_, sums.flat.begin, {sums.flat.size()});
@@ -79,11 +83,12 @@ Task<> GradientReducer::sum(const Sums& sums, CollectiveId id) {
 }
 
 std::int64_t reducer_scratch_bytes(const std::vector<Bucket>& buckets, GroupPlace place,
-                                   int n_lanes, int lane) {
+                                   int n_lanes, int lane,
+                                   const std::vector<std::vector<std::int64_t>>& piece_cuts) {
   std::int64_t elements = 0;
   for (std::size_t b = static_cast<std::size_t>(lane); b < buckets.size();
        b += static_cast<std::size_t>(n_lanes)) {
-    const CollectiveShape shape = shape_of(buckets[b], place);
+    const CollectiveShape shape = shape_of(buckets, b, place, piece_cuts);
     elements =
         std::max(elements, reduce_scatter_plan(best_form(place.n_ranks), shape).scratch_elements);
   }

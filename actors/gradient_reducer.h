@@ -22,6 +22,7 @@ namespace llm {
 ///
 /// Where the group's ranks share a machine's memory, each adds up its piece of all ranks' gradients
 /// where they lie, and messages say only when; elsewhere the pieces are the messages. Same bits.
+/// Under ZeRO a rank ends with the sum of the piece that it owns.
 ///
 ///   receives  grads_ready(step * n_buckets + bucket)   from the stage, once a step
 ///   sends     reduced(step * n_buckets + bucket)       to the optimizer
@@ -37,6 +38,9 @@ class GradientReducer {
     std::int64_t n_steps = 0;
     /// Of `flat_gradients`, where all ranks of the group can map each other's; on all or on none.
     std::optional<SharedHandle> shared = {};
+    /// ZeRO: the bounds of each bucket's pieces (shard_cuts); each rank keeps the sum of its own.
+    /// Empty: every rank has all sums.
+    std::vector<std::vector<std::int64_t>> piece_cuts = {};
   };
   struct Outbox {
     Port<Ready> reduced;
@@ -80,6 +84,7 @@ struct GroupPlace {
 
 /// Bytes of the scratch of one lane's reducer for `buckets`, without shared memory: for --plan.
 std::int64_t reducer_scratch_bytes(const std::vector<Bucket>& buckets, GroupPlace place,
-                                   int n_lanes, int lane);
+                                   int n_lanes, int lane,
+                                   const std::vector<std::vector<std::int64_t>>& piece_cuts = {});
 
 }  // namespace llm

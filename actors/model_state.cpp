@@ -49,12 +49,24 @@ bool is_mlp(Role role) {
   }
 }
 
-}  // namespace
-
-std::int64_t copy_bytes(const ModelConfig& config, const FlatLayout& layout) {
-  if (config.compute == Dtype::f32) return 0;
-  return layout.n_elements * static_cast<std::int64_t>(size_of(config.compute));
+/// What ops read a parameter in.
+Dtype compute_dtype_of(const ModelConfig& config, const ParameterSpec& spec) {
+  return spec.decay == DecayGroup::vector ? Dtype::f32 : config.compute;
 }
+
+/// Bytes where each tensor of the layout begins among what ops read, and the end.
+std::vector<std::int64_t> compute_begins(const ModelConfig& config,
+                                         const std::vector<ParameterSpec>& specs) {
+  std::vector<std::int64_t> begins{0};
+  for (std::size_t i = specs.size(); i > 0; --i) {
+    const ParameterSpec& spec = specs[i - 1];
+    begins.push_back(begins.back() +
+                     Arena::bytes_for(compute_dtype_of(config, spec), {spec.n_elements()}));
+  }
+  return begins;
+}
+
+}  // namespace
 
 AccumulationPlan accumulation_plan(Accumulation kind, int n_microbatches) {
   if (kind == Accumulation::tree) return {kind, accumulation_tree(n_microbatches)};
@@ -83,37 +95,104 @@ FlatLayout model_layout(const ModelConfig& config, std::int64_t bucket_bytes) {
 
 ModelState::ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int n_gradient_buffers,
                        bool shares_gradients)
-    : ModelState(config, {all_layers(config)}, bucket_bytes, n_gradient_buffers, shares_gradients) {
-}
+    : ModelState(
+          config,
+          StateShape{{all_layers(config)}, bucket_bytes, n_gradient_buffers, shares_gradients}) {}
 
-ModelState::ModelState(const ModelConfig& config, const LayerRanges& ranges,
-                       std::int64_t bucket_bytes, int n_gradient_buffers, bool shares_gradients)
+ModelState::ModelState(const ModelConfig& config, const StateShape& shape)
     : config_(config),
-      layout_(model_layout(config, ranges, bucket_bytes)),
-      canonical_(owned_parameters(config, ranges)),
+      layout_(model_layout(config, shape.ranges, shape.bucket_bytes)),
+      shard_(shard_of(layout_, shape.n_pieces, shape.piece, norm_chunk_elements)),
+      canonical_(owned_parameters(config, shape.ranges)),
       specs_(specs_of(config, canonical_)),
       n_parameters_(parameters(config).size()),
       uses_(parameter_uses(config)),
-      values_(f32_bytes(layout_.n_elements)),
-      borrowed_(borrowed_bytes(config, ranges)),
-      copy_(copy_bytes(config, layout_)),
-      m_(f32_bytes(layout_.n_elements)),
-      v_(f32_bytes(layout_.n_elements)) {
-  for (int i = 0; i < n_gradient_buffers; ++i) {
+      compute_begin_(compute_begins(config, specs_)),
+      compute_(compute_begin_.back()),
+      masters_(config.compute == Dtype::f32 ? 0 : f32_bytes(shard_.n_elements)),
+      borrowed_(borrowed_bytes(config, shape.ranges)),
+      m_(f32_bytes(shard_.n_elements)),
+      v_(f32_bytes(shard_.n_elements)) {
+  for (int i = 0; i < shape.n_gradient_buffers; ++i) {
     const std::int64_t n_bytes = f32_bytes(layout_.n_elements);
-    gradients_.push_back(shares_gradients && i == 0 ? Storage::shared(n_bytes) : Storage(n_bytes));
+    const bool shares = shape.shares_gradients && i == 0;
+    gradients_.push_back(shares ? Storage::shared(n_bytes) : Storage(n_bytes));
   }
 }
 
-View ModelState::parameter(std::size_t spec) const {
-  const std::size_t tensor = specs_.size() - 1 - spec;
-  return part(flat_values(), layout_.tensor_begin[tensor], specs_[spec].shape);
+std::int64_t compute_value_bytes(const ModelConfig& config, const FlatLayout& layout,
+                                 const LayerRanges& ranges) {
+  CHECK_CONTRACT(!layout.tensors.empty(), "a rank has parameters");
+  return compute_begins(config, specs_of(config, owned_parameters(config, ranges))).back();
+}
+
+Dtype ModelState::dtype_of(std::int64_t tensor) const {
+  return compute_dtype_of(config_, specs_[spec_of(tensor)]);
+}
+
+MutView ModelState::compute_view(std::int64_t tensor, std::int64_t first_element,
+                                 Shape shape) const {
+  const Dtype dtype = dtype_of(tensor);
+  const auto width = static_cast<std::int64_t>(size_of(dtype));
+  return compute_.view(dtype, shape,
+                       compute_begin_[static_cast<std::size_t>(tensor)] + first_element * width);
 }
 
 View ModelState::compute_value(std::size_t spec) const {
-  const bool is_copied = config_.compute != Dtype::f32 && specs_[spec].decay != DecayGroup::vector;
-  if (!is_copied) return parameter(spec);
-  return part(flat_copy(), layout_.tensor_begin[specs_.size() - 1 - spec], specs_[spec].shape);
+  const auto tensor = static_cast<std::int64_t>(specs_.size() - 1 - spec);
+  return compute_view(tensor, 0, specs_[spec].shape);
+}
+
+View ModelState::parameter(std::size_t spec) const {
+  if (masters_.n_bytes() == 0) return compute_value(spec);
+  CHECK_CONTRACT(shard_.n_elements == layout_.n_elements, "a whole parameter is on its one owner");
+  const std::int64_t begin = layout_.tensor_begin[specs_.size() - 1 - spec];
+  return masters_.view(Dtype::f32, specs_[spec].shape, f32_bytes(begin));
+}
+
+MutView ModelState::master(const OwnedPiece& piece) const {
+  if (masters_.n_bytes() != 0) return of_shard(masters_, piece);
+  return compute_view(piece.tensor, piece.elements.begin, {piece.elements.size()});
+}
+
+MutView ModelState::gradient(const OwnedPiece& piece) const {
+  return part(flat_gradients(0), piece.flat_begin, {piece.elements.size()});
+}
+
+MutView ModelState::rounded(const OwnedPiece& piece) const {
+  if (masters_.n_bytes() == 0) return {};
+  return compute_view(piece.tensor, piece.elements.begin, {piece.elements.size()});
+}
+
+MutView ModelState::compute_bytes(Range flat) const {
+  const auto byte_of = [this](std::int64_t element) {
+    const auto after =
+        std::upper_bound(layout_.tensor_begin.begin(), layout_.tensor_begin.end(), element);
+    const auto tensor = static_cast<std::size_t>(after - layout_.tensor_begin.begin() - 1);
+    const std::int64_t inside = element - layout_.tensor_begin[tensor];
+    if (inside >= layout_.tensors[tensor].n_elements) return compute_begin_[tensor + 1];
+    const Dtype dtype = dtype_of(static_cast<std::int64_t>(tensor));
+    return compute_begin_[tensor] + inside * static_cast<std::int64_t>(size_of(dtype));
+  };
+  const std::int64_t begin = byte_of(flat.begin);
+  return compute_.view(Dtype::u8, {byte_of(flat.end) - begin}, begin);
+}
+
+std::vector<std::size_t> ModelState::buckets_of(std::int64_t layer) const {
+  std::vector<bool> is_read(n_parameters_, false);
+  for (const ParameterUse& use : uses_) {
+    if (use.layer == layer) is_read[use.parameter] = true;
+  }
+  std::vector<std::size_t> buckets;
+  for (std::size_t b = 0; b < layout_.buckets.size(); ++b) {
+    const auto& pieces = layout_.buckets[b].pieces;
+    if (std::any_of(pieces.begin(), pieces.end(), [&](const BucketPiece& piece) {
+          return is_read[canonical_[spec_of(piece.tensor)]];
+        })) {
+      buckets.push_back(b);
+    }
+  }
+  return buckets;
 }
 
 std::int64_t ModelState::tied_tensor() const {
@@ -134,23 +213,43 @@ View ModelState::tied_embedding() const {
   return compute_value(spec_of(tied_tensor()));
 }
 
-void ModelState::initialize(std::uint64_t seed) {
-  for (std::size_t i = 0; i < specs_.size(); ++i) {
-    const std::size_t tensor = specs_.size() - 1 - i;
-    const Range all{0, specs_[i].n_elements()};
-    llm::initialize(specs_[i], seed, all,
-                    part(flat_values(), layout_.tensor_begin[tensor], {all.size()}));
-  }
+void ModelState::draw(std::int64_t tensor, std::uint64_t seed) const {
+  // In parts, so that rounding needs little memory beside the tensor.
+  constexpr std::int64_t n_at_a_time = 1 << 20;
+  const ParameterSpec& spec = specs_[spec_of(tensor)];
   Queue queue;
-  if (const MutView embedding = borrowed_embedding(); !embedding.empty()) {
-    const ParameterSpec spec = parameters(config_).front();
-    const Storage drawn(f32_bytes(spec.n_elements()));
-    const MutView values = drawn.view(Dtype::f32, {spec.n_elements()});
-    llm::initialize(spec, seed, {0, spec.n_elements()}, values);
-    convert(queue, values, part(embedding, 0, {spec.n_elements()}));
+  for (std::int64_t begin = 0; begin < spec.n_elements(); begin += n_at_a_time) {
+    const Range elements{begin, std::min(begin + n_at_a_time, spec.n_elements())};
+    const MutView values = compute_view(tensor, begin, {elements.size()});
+    if (values.dtype() == Dtype::f32) {
+      llm::initialize(spec, seed, elements, values);
+      continue;
+    }
+    const Storage exact(f32_bytes(elements.size()));
+    llm::initialize(spec, seed, elements, exact.view(Dtype::f32, {elements.size()}));
+    convert(queue, exact.view(Dtype::f32, {elements.size()}), values);
     queue.finish();
   }
-  if (config_.compute != Dtype::f32) convert(queue, flat_values(), flat_copy());
+}
+
+void ModelState::initialize(std::uint64_t seed) {
+  const auto n_tensors = static_cast<std::int64_t>(specs_.size());
+  for (std::int64_t tensor = 0; tensor < n_tensors; ++tensor) draw(tensor, seed);
+  if (masters_.n_bytes() != 0) {
+    for (const std::vector<OwnedPiece>& pieces : shard_.pieces) {
+      for (const OwnedPiece& piece : pieces) {
+        llm::initialize(specs_[spec_of(piece.tensor)], seed, piece.elements, master(piece));
+      }
+    }
+  }
+  const MutView embedding = borrowed_embedding();
+  if (embedding.empty()) return;
+  const ParameterSpec spec = parameters(config_).front();
+  const Storage drawn(f32_bytes(spec.n_elements()));
+  const MutView values = drawn.view(Dtype::f32, {spec.n_elements()});
+  llm::initialize(spec, seed, {0, spec.n_elements()}, values);
+  Queue queue;
+  convert(queue, values, part(embedding, 0, {spec.n_elements()}));
   queue.finish();
 }
 

@@ -4,6 +4,7 @@
 
 #include "schedules/accumulation.h"
 #include "schedules/buckets.h"
+#include "schedules/shards.h"
 #include "src/model/parameters.h"
 #include "tensor/queue.h"
 #include "tensor/storage.h"
@@ -34,25 +35,37 @@ FlatLayout model_layout(const ModelConfig& config, std::int64_t bucket_bytes);
 /// matrices'.
 enum class GradientPart : std::uint8_t { all, mlp, attention, norms, matrices };
 
-/// Weights, gradients and moments of one rank as flat f32 buffers of one layout, and where the
-/// compute dtype is another, a copy of the weights in it: matrices and embeddings are read from the
-/// copy, rounded once a step, vectors from the f32 weights. The memory passes
-/// between actors by messages: weights and gradients are the stage's until grads_ready, the
-/// reducer's until reduced, the optimizer's until parameters_updated.
+/// What a rank holds of a model, and how it is cut.
+struct StateShape {
+  LayerRanges ranges;
+  std::int64_t bucket_bytes = 4 << 20;
+  int n_gradient_buffers = 1;
+  bool shares_gradients = false;  ///< gradient buffer 0 is memory that other ranks can map
+  /// The data-parallel group's ranks own a piece of each bucket each (ZeRO): this is piece `piece`.
+  /// One piece is everything.
+  int n_pieces = 1;
+  int piece = 0;
+};
+
+/// Weights, gradients and moments of one rank. Gradients are flat f32 buffers of one layout.
+/// What ops read (`compute` bytes) is laid out in the same order: matrices and embeddings in the
+/// compute dtype, vectors in f32. Of what the rank owns it has the moments and, where the compute
+/// dtype is not f32, the f32 weights (masters), from which the others are rounded once a step;
+/// under f32 the masters are the owned part of what ops read. The memory passes between actors by
+/// messages: weights and gradients are the stage's until grads_ready, the reducer's until reduced,
+/// the optimizer's until parameters_updated.
 /// A pipeline's first stage reads a tied embedding that the last stage owns: a copy of it is here,
 /// outside of the layout.
 class ModelState {
  public:
-  /// `shares_gradients`: the first gradient buffer is memory that other ranks can map.
-  ModelState(const ModelConfig& config, const LayerRanges& ranges, std::int64_t bucket_bytes,
-             int n_gradient_buffers, bool shares_gradients = false);
-  /// Of all layers.
+  ModelState(const ModelConfig& config, const StateShape& shape);
+  /// Of all layers, in one piece.
   ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int n_gradient_buffers,
              bool shares_gradients = false);
 
   const ModelConfig& config() const { return config_; }
   const FlatLayout& layout() const { return layout_; }
-  /// Of the parameters that the rank owns, in canonical order.
+  /// Of the parameters that the rank's layers have, in canonical order.
   const std::vector<ParameterSpec>& specs() const { return specs_; }
   /// By spec: its index in parameters(config).
   const std::vector<std::size_t>& canonical() const { return canonical_; }
@@ -60,6 +73,7 @@ class ModelState {
   std::size_t spec_of(std::int64_t tensor) const {
     return specs_.size() - 1 - static_cast<std::size_t>(tensor);
   }
+  const Shard& shard() const { return shard_; }
 
   /// Starting values, a function of the seed and the tensors' names alone.
   void initialize(std::uint64_t seed);
@@ -77,51 +91,66 @@ class ModelState {
   bool completes(std::int64_t tensor, std::int64_t layer, GradientPart part) const;
   /// The layout's tensor that is a tied embedding; -1 where there is none.
   std::int64_t tied_tensor() const;
+  /// The buckets that hold what the layer's ops read.
+  std::vector<std::size_t> buckets_of(std::int64_t layer) const;
   /// The copy of a tied embedding that the head's rank owns, (V, C) in the compute dtype; empty
   /// where there is none.
   MutView borrowed_embedding() const;
   /// What the head's rank sends for it: its own in the compute dtype.
   View tied_embedding() const;
-  /// The f32 weights of a parameter.
+  /// The f32 weights of a parameter. Under another compute dtype only where the rank owns all.
   View parameter(std::size_t spec) const;
-  MutView flat_values() const { return flat(values_); }
-  /// The weights in the compute dtype; empty when that is f32.
-  MutView flat_copy() const {
-    return copy_.n_bytes() == 0 ? MutView() : copy_.view(config_.compute, {layout_.n_elements});
-  }
+  /// The f32 weights, moments and summed gradient of an owned piece, and where its rounded weights
+  /// go: empty under f32.
+  MutView master(const OwnedPiece& piece) const;
+  MutView m(const OwnedPiece& piece) const { return of_shard(m_, piece); }
+  MutView v(const OwnedPiece& piece) const { return of_shard(v_, piece); }
+  MutView gradient(const OwnedPiece& piece) const;
+  MutView rounded(const OwnedPiece& piece) const;
+  /// What ops read of elements `flat` of the layout, as bytes (u8): for a gather.
+  MutView compute_bytes(Range flat) const;
+
   MutView flat_gradients(int buffer) const {
-    return flat(gradients_[static_cast<std::size_t>(buffer)]);
+    const Storage& gradients = gradients_[static_cast<std::size_t>(buffer)];
+    return gradients.view(Dtype::f32, {layout_.n_elements});
   }
   int n_gradient_buffers() const { return static_cast<int>(gradients_.size()); }
   /// Of gradient buffer 0, where it is shared.
   SharedHandle gradients_handle() const { return gradients_.front().handle(); }
-  MutView flat_m() const { return flat(m_); }
-  MutView flat_v() const { return flat(v_); }
+  MutView flat_m() const { return m_.view(Dtype::f32, {shard_.n_elements}); }
+  MutView flat_v() const { return v_.view(Dtype::f32, {shard_.n_elements}); }
 
  private:
-  MutView flat(const Storage& storage) const {
-    return storage.view(Dtype::f32, {layout_.n_elements});
+  MutView of_shard(const Storage& storage, const OwnedPiece& piece) const {
+    return storage.view(Dtype::f32, {piece.elements.size()}, piece.shard_begin * 4);
   }
+  /// Elements of a tensor as ops read them, seen under a shape.
+  MutView compute_view(std::int64_t tensor, std::int64_t first_element, Shape shape) const;
   View compute_value(std::size_t spec) const;
+  Dtype dtype_of(std::int64_t tensor) const;
+  void draw(std::int64_t tensor, std::uint64_t seed) const;
 
   ModelConfig config_;
   FlatLayout layout_;
+  Shard shard_;
   std::vector<std::size_t> canonical_;
   std::vector<ParameterSpec> specs_;
   std::size_t n_parameters_;  // of the whole model
   std::vector<ParameterUse> uses_;
-  Storage values_;
+  std::vector<std::int64_t> compute_begin_;  // bytes, by tensor and then the end
+  Storage compute_;
+  Storage masters_;  // of the shard; empty under f32
   Storage borrowed_;
-  Storage copy_;
   Storage m_;
   Storage v_;
   std::vector<Storage> gradients_;
 };
 
+/// Bytes of what ops read of a rank's parameters, paddings included.
+std::int64_t compute_value_bytes(const ModelConfig& config, const FlatLayout& layout,
+                                 const LayerRanges& ranges);
+
 /// Bytes of the copy of a tied embedding that the head's rank owns; 0 where there is none.
 std::int64_t borrowed_bytes(const ModelConfig& config, const LayerRanges& ranges);
-
-/// Bytes of the weights' copy in the compute dtype; 0 when that is f32.
-std::int64_t copy_bytes(const ModelConfig& config, const FlatLayout& layout);
 
 }  // namespace llm

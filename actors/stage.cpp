@@ -292,7 +292,8 @@ Task<> Stage::forward(At at) {
   }
   const Leased input = co_await activation_for(at);
   inputs_.emplace(flight_key(at), input.lease);
-  const MutView output = compute_.forward(at, held_.at(at.m), input.tensor);
+  const View x = input.tensor;
+  const MutView output = co_await compute_.forward(at, held_.at(at.m), x);
   co_await computed("F", at.m);
   if (is_last(own.stage)) co_return;
   if (own.activation_sender) {
@@ -322,9 +323,9 @@ Task<> Stage::backward(At at, Action::Kind kind) {
   const Microbatch& microbatch = held_.at(at.m);
   LossSum loss;
   if (is_whole) {
-    compute_.backward(at, microbatch, gradient.tensor, loss);
+    co_await compute_.backward(at, microbatch, gradient.tensor, loss);
   } else {
-    compute_.backward_input(at, microbatch, gradient.tensor, loss);
+    co_await compute_.backward_input(at, microbatch, gradient.tensor, loss);
   }
   if (is_last(chunk(at.chunk).stage) && embedding_receiver_) {
     embedding_microbatches_.put(key(at), microbatch);
@@ -355,7 +356,7 @@ void Stage::pass_gradient_on(At at, Leased gradient) {
 }
 
 Task<> Stage::backward_weight(At at) {
-  compute_.backward_weight(at);
+  co_await compute_.backward_weight(at);
   co_await computed("W", at.m);
   co_await finish(at);
 }

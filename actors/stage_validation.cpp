@@ -65,7 +65,7 @@ Task<> Stage::validate_one(std::int64_t step, std::int64_t round, int c, std::in
   }
   const Leased x = co_await validation_for(c, k, validation_rows_[static_cast<std::size_t>(i)]);
   LossSum loss;
-  compute_.validate(c, held_validation_.at(i), x.tensor, loss);
+  co_await compute_.validate(step + 1, c, held_validation_.at(i), x.tensor, loss);
   co_await computed("V", i);
   if (is_last(own.stage)) {
     x.lease.give_back();

@@ -1,5 +1,6 @@
 #include "actors/tied_embedding.h"
 
+#include <algorithm>
 #include <string>
 
 #include "src/rt/event.h"
@@ -14,7 +15,23 @@ TiedEmbedding::TiedEmbedding(Transport& transport, Plan plan, const ModelState& 
       owns_(state.borrowed_embedding().empty()),
       wait_(owns_ ? "embedding sent" : "embedding", "rank " + std::to_string(plan.peer)),
       out_(std::move(parameters_updated)),
-      parameters_updated_(transport.loop(), WaitName("parameters_updated", "optimizer_shard")) {}
+      parameters_updated_(transport.loop(), WaitName("parameters_updated", "optimizer_shard")),
+      gathered_(transport.loop(), WaitName("gathered", "parameter_gatherer")) {
+  if (!owns_ || !plan_.is_gathered) return;
+  const std::vector<Bucket>& buckets = state_.layout().buckets;
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    for (const BucketPiece& piece : buckets[b].pieces) {
+      if (piece.tensor == state_.tied_tensor()) buckets_.push_back(static_cast<std::int64_t>(b));
+    }
+  }
+}
+
+void TiedEmbedding::gathered(std::int64_t key) {
+  const auto n_buckets = static_cast<std::int64_t>(state_.layout().buckets.size());
+  if (std::count(buckets_.begin(), buckets_.end(), key % n_buckets) > 0) {
+    gathered_.put(key, Ready{});
+  }
+}
 
 Task<> TiedEmbedding::run() {
   for (std::int64_t step = plan_.first_step; step < plan_.n_steps; ++step) {
@@ -29,6 +46,8 @@ Task<> TiedEmbedding::run() {
 Task<> TiedEmbedding::exchange(std::int64_t step) {
   const Header header(MessageKind::embedding, step, 0, 0);
   Event done(transport_.loop(), wait_, step);
+  const auto n_buckets = static_cast<std::int64_t>(state_.layout().buckets.size());
+  for (const std::int64_t b : buckets_) co_await gathered_.take((step + 1) * n_buckets + b);
   if (owns_) {
     transport_.send(plan_.peer, plan_.tag, header, state_.tied_embedding(), done);
   } else {

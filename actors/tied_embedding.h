@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "actors/messages.h"
 #include "actors/model_state.h"
@@ -24,12 +25,15 @@ class TiedEmbedding {
     int tag = 0;
     std::int64_t first_step = 0;
     std::int64_t n_steps = 0;
+    bool is_gathered = false;  ///< from ranks that own a piece each (ZeRO)
   };
   /// Sends where `state` owns the embedding, receives where it has a copy.
   TiedEmbedding(Transport& transport, Plan plan, const ModelState& state,
                 Port<ParametersUpdated> parameters_updated);
 
   Inbox<ParametersUpdated>& parameters_updated() { return parameters_updated_; }
+  /// gathered(step * n_buckets + bucket): the owner sends when the table's buckets are there.
+  void gathered(std::int64_t key);
   Task<> run();
 
  private:
@@ -42,6 +46,8 @@ class TiedEmbedding {
   const WaitName wait_;
   const Port<ParametersUpdated> out_;
   Inbox<ParametersUpdated> parameters_updated_;
+  Inbox<Ready> gathered_;
+  std::vector<std::int64_t> buckets_;  // of the table, on its owner
 };
 
 }  // namespace llm

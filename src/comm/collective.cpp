@@ -88,11 +88,11 @@ Task<> tell_all(Group& group, MessageKind kind, CollectiveId id) {
 
 /// A segment's sum in place, then its copies, while it is in the core's cache.
 void enqueue_segment(Queue& queue, const InPlacePlan& plan, const Group& group,
-                     const GroupVectors& vectors, Range segment) {
+                     const GroupVectors& vectors, Range segment, SumGoes goes) {
   for (const Addition& addition : plan.additions) {
     add(queue, vectors.of(addition.from, segment), vectors.of(addition.into, segment));
   }
-  for (int member = 0; member < group.size(); ++member) {
+  for (int member = 0; member < group.size() && goes == SumGoes::to_all; ++member) {
     if (member == group.index) continue;
     copy(queue, vectors.of(group.index, segment), vectors.of(member, segment));
   }
@@ -130,12 +130,12 @@ Task<> exchange_handles(Group& group, CollectiveId id, std::vector<SharedHandle>
 }
 
 Task<> sum_in_place(Group& group, Queue& queue, const InPlacePlan& plan, CollectiveId id,
-                    const GroupVectors& vectors, Range whole) {
+                    const GroupVectors& vectors, Range whole, SumGoes goes) {
   if (group.size() == 1) co_return;
   co_await tell_all(group, MessageKind::vector_ready, id);
   for (const Range& segment : plan.segments) {
     const Range in_vector{whole.begin + segment.begin, whole.begin + segment.end};
-    enqueue_segment(queue, plan, group, vectors, in_vector);
+    enqueue_segment(queue, plan, group, vectors, in_vector, goes);
   }
   if (!plan.segments.empty()) {
     Event added(group.transport.loop(), wait_added, id.index);

@@ -47,11 +47,14 @@ class GroupVectors {
 /// Gives every member's handle to all, by member. Once, before the sums in place.
 Task<> exchange_handles(Group& group, CollectiveId id, std::vector<SharedHandle>& handles);
 
+/// Whether every member ends with all sums, or with those of its own piece.
+enum class SumGoes : std::uint8_t { to_all, to_its_rank };
+
 /// Carries `plan` out on elements `whole` of the vectors: afterwards they hold the sum over the
-/// group on every rank. Nobody writes to them from the call to the end on any rank but this.
+/// group, on every rank or each piece on its own. Nobody writes to them from the call to the end on any rank but this.
 /// The same bits as a reduce-scatter and an all-gather.
 Task<> sum_in_place(Group& group, Queue& queue, const InPlacePlan& plan, CollectiveId id,
-                    const GroupVectors& vectors, Range whole);
+                    const GroupVectors& vectors, Range whole, SumGoes goes = SumGoes::to_all);
 
 /// Fills `vector` (n elements of any dtype) on every rank from the pieces of all, in place.
 Task<> all_gather(Group& group, const std::vector<GatherRound>& plan, CollectiveId id,

@@ -4,6 +4,7 @@
 #include "actors/optimizer_shard.h"
 #include "src/train/plan_report.h"
 #include "src/train/rank_plan.h"
+#include "tensor/ops/adamw.h"
 
 namespace llm {
 namespace {
@@ -23,9 +24,14 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
   const FlatLayout layout = model_layout(s.model, layers, s.bucket_bytes);
   const std::int64_t flat_bytes = layout.n_elements * 4;
   const int n_buffers = compute.accumulation.n_buffers();
-  add(ledger, LedgerKind::weights, "parameters (f32)", flat_bytes);
+  const StateShape shape = state_shape(s, rank);
+  const Shard shard = shard_of(layout, shape.n_pieces, shape.piece, norm_chunk_elements);
+  const std::string share = shape.n_pieces == 1 ? "" : fmt::format(" of 1/{}", shape.n_pieces);
   add(ledger, LedgerKind::weights, fmt::format("parameters ({})", name_of(s.model.compute)),
-      copy_bytes(s.model, layout));
+      compute_value_bytes(s.model, layout, layers));
+  if (s.model.compute != Dtype::f32) {
+    add(ledger, LedgerKind::weights, "masters (f32)" + share, shard.n_elements * 4);
+  }
   add(ledger, LedgerKind::weights, "copy of the tied embedding", borrowed_bytes(s.model, layers));
   add(ledger, LedgerKind::gradients,
       fmt::format("gradients, {} of the accumulation {}", several(n_buffers, "buffer", "s"),
@@ -37,11 +43,11 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
         "gradients of the tied embedding, " + several(n_extra, "microbatch", "es") + " waiting",
         n_extra * s.model.vocab_size * s.model.hidden_size * 4);
   }
-  add(ledger, LedgerKind::moments, "AdamW moments", 2 * flat_bytes);
+  add(ledger, LedgerKind::moments, "AdamW moments" + share, 2 * shard.n_elements * 4);
   std::int64_t receives = 0;
   for (int lane = 0; lane < s.n_reducer_lanes && !s.shares_memory; ++lane) {
     receives += reducer_scratch_bytes(layout.buckets, {place_of(s.grid, rank).dp, s.grid.dp},
-                                      s.n_reducer_lanes, lane);
+                                      s.n_reducer_lanes, lane, piece_cuts(s, layout));
   }
   add(ledger, LedgerKind::other, "receives of the gradient reducers", receives);
   add(ledger, LedgerKind::other, "sums of squares", square_sum_bytes(s.model, layers));

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "schedules/pipeline_buffers.h"
+#include "tensor/ops/adamw.h"
 
 namespace llm {
 namespace {
@@ -26,6 +27,43 @@ LayerRanges layers_of(const Settings& settings, int rank) {
     ranges.push_back(settings.stage_layers[static_cast<std::size_t>(stage)]);
   }
   return ranges;
+}
+
+CollectiveForm shard_form(const Settings& settings) {
+  return settings.shares_memory ? CollectiveForm::direct : best_form(settings.grid.dp);
+}
+
+std::vector<int> pieces_of_ranks(const Settings& settings) {
+  if (settings.zero_stage == 0) return {0};
+  std::vector<int> pieces;
+  for (int member = 0; member < settings.grid.dp; ++member) {
+    pieces.push_back(piece_of_rank(shard_form(settings), member, settings.grid.dp));
+  }
+  return pieces;
+}
+
+StateShape state_shape(const Settings& settings, int rank) {
+  StateShape shape;
+  shape.ranges = layers_of(settings, rank);
+  shape.bucket_bytes = settings.bucket_bytes;
+  shape.n_gradient_buffers =
+      accumulation_plan(settings.accumulation, settings.partition.n_microbatches()).n_buffers();
+  shape.shares_gradients = settings.shares_memory;
+  const std::vector<int> pieces = pieces_of_ranks(settings);
+  shape.n_pieces = static_cast<int>(pieces.size());
+  const int member = shape.n_pieces == 1 ? 0 : place_of(settings.grid, rank).dp;
+  shape.piece = pieces[static_cast<std::size_t>(member)];
+  return shape;
+}
+
+std::vector<std::vector<std::int64_t>> piece_cuts(const Settings& settings,
+                                                  const FlatLayout& layout) {
+  std::vector<std::vector<std::int64_t>> cuts;
+  if (settings.zero_stage == 0) return cuts;
+  for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
+    cuts.push_back(shard_cuts(layout, b, settings.grid.dp, norm_chunk_elements));
+  }
+  return cuts;
 }
 
 Stage::Plan stage_plan(const Settings& settings, int rank) {
@@ -77,6 +115,29 @@ DecoderCompute::Plan compute_plan(const Settings& settings, int rank) {
   plan.n_pending_leaves = pipeline_buffers(settings.pipeline).embedding_gradients +
                           (settings.pipeline.n_ranks > 1 ? 1 : 0);
   return plan;
+}
+
+std::vector<MasterPieces> master_pieces(const Settings& settings) {
+  std::vector<MasterPieces> sources;
+  const std::size_t n_members = pieces_of_ranks(settings).size();
+  for (const int first : pipeline_group(settings.grid, 0)) {
+    const std::vector<int> members = data_parallel_group(settings.grid, first);
+    for (std::size_t member = 0; member < n_members; ++member) {
+      MasterPieces& source = sources.emplace_back();
+      source.rank = members[member];
+      const StateShape shape = state_shape(settings, source.rank);
+      const FlatLayout layout = model_layout(settings.model, shape.ranges, shape.bucket_bytes);
+      const std::vector<std::size_t> canonical = owned_parameters(settings.model, shape.ranges);
+      const Shard shard = shard_of(layout, shape.n_pieces, shape.piece, norm_chunk_elements);
+      for (const std::vector<OwnedPiece>& pieces : shard.pieces) {
+        for (const OwnedPiece& piece : pieces) {
+          const std::size_t spec = canonical.size() - 1 - static_cast<std::size_t>(piece.tensor);
+          source.pieces.push_back({canonical[spec], piece});
+        }
+      }
+    }
+  }
+  return sources;
 }
 
 EmbeddingHolders embedding_holders(const Settings& settings, int rank) {

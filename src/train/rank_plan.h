@@ -1,7 +1,9 @@
 #pragma once
 #include "actors/decoder_compute.h"
 #include "actors/stage.h"
+#include "schedules/collective.h"
 #include "src/train/settings.h"
+#include "src/train/whole_model.h"
 
 namespace llm {
 
@@ -10,8 +12,19 @@ namespace llm {
 
 /// The layers of the rank's chunks.
 LayerRanges layers_of(const Settings& settings, int rank);
+StateShape state_shape(const Settings& settings, int rank);
+/// The form of a data-parallel group's collectives where its ranks own a piece each (ZeRO).
+CollectiveForm shard_form(const Settings& settings);
+/// By rank of the data-parallel group: its piece of every bucket; {0} where each rank has all.
+std::vector<int> pieces_of_ranks(const Settings& settings);
+/// By bucket, for the reducers; empty where each rank has all.
+std::vector<std::vector<std::int64_t>> piece_cuts(const Settings& settings,
+                                                  const FlatLayout& layout);
 Stage::Plan stage_plan(const Settings& settings, int rank);
 DecoderCompute::Plan compute_plan(const Settings& settings, int rank);
+
+/// Which rank has which masters: each element once.
+std::vector<MasterPieces> master_pieces(const Settings& settings);
 
 /// Whether the rank's stages read tokens (the embedding's do, and the table's owner) and labels.
 bool reads_tokens(const Settings& settings, int rank);

@@ -287,7 +287,7 @@ class Run {
   int finish(Loop& loop, Trainer& trainer) {
     const bool stopped = trainer.stopped();
     std::optional<WholeModel> whole;
-    if (start_.settings.grid.pp > 1) {
+    if (start_.settings.grid.pp > 1 || start_.settings.zero_stage > 0) {
       if (session_.rank() == 0) whole.emplace(start_.settings.model);
       loop.spawn("gather_parameters", trainer.gather_parameters(whole ? &*whole : nullptr));
       loop.run();

@@ -34,6 +34,9 @@ struct Settings {
   /// All ranks are on one machine and map each other's gradients; changes no bit. Found out at the
   /// start, not set by anyone.
   bool shares_memory = false;
+  /// What the data-parallel ranks share out (ZeRO): 0 nothing, 1 masters and moments, 2 and after
+  /// their sum the gradients too. Changes no bit.
+  int zero_stage = 0;
   std::uint64_t seed = 42;
   std::int64_t n_steps = 0;
 

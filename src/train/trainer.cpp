@@ -15,6 +15,9 @@ constexpr int n_reducer_tags_per_lane = 64;
 constexpr int squares_tag = 8;
 constexpr int embedding_tag = 9;
 constexpr int parameter_tag = 10;
+constexpr int chunks_tag = 11;
+constexpr int gather_tag = 2048;
+constexpr int n_gather_tags = 1024;
 
 // Sums of buckets are short and messages wait for them: many tiles a turn.
 constexpr int reduction_tiles_per_poll = 64;
@@ -37,10 +40,7 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
       compute_poller_(compute_, 1),
       reductions_poller_(reductions_, reduction_tiles_per_poll),
       decoder_(settings.model),
-      state_(
-          settings.model, layers_of(settings, transport.rank()), settings.bucket_bytes,
-          accumulation_plan(settings.accumulation, settings.partition.n_microbatches()).n_buffers(),
-          settings.shares_memory) {
+      state_(settings.model, state_shape(settings, transport.rank())) {
   state_.initialize(settings_.seed);
   loop_.add_poller(reductions_poller_);
   loop_.add_poller(compute_poller_);
@@ -73,9 +73,10 @@ void Trainer::make_reducers() {
                                .first_step = 0,
                                .n_steps = settings_.n_steps};
     if (settings_.shares_memory) plan.shared = state_.gradients_handle();
+    plan.piece_cuts = piece_cuts(settings_, state_.layout());
     reducers_.push_back(std::make_unique<GradientReducer>(
-        loop_, reductions_, plan, data_parallel_, state_.layout().buckets, state_.flat_gradients(0),
-        GradientReducer::Outbox{port_to(optimizer_->reduced())}));
+        loop_, reductions_, std::move(plan), data_parallel_, state_.layout().buckets,
+        state_.flat_gradients(0), GradientReducer::Outbox{port_to(optimizer_->reduced())}));
   }
 }
 
@@ -88,8 +89,8 @@ std::vector<std::vector<std::size_t>> Trainer::parameters_by_rank() const {
 }
 
 Task<> Trainer::gather_parameters(WholeModel* whole) {
-  if (place_.dp != 0) co_return;
-  co_await llm::gather_parameters(pipeline_, parameter_tag, parameters_by_rank(), state_, whole);
+  co_await llm::gather_parameters(transport_, parameter_tag, master_pieces(settings_), state_,
+                                  whole);
 }
 
 void Trainer::make_metrics() {
@@ -118,27 +119,53 @@ void Trainer::make_optimizer() {
     const int peer = transport_.rank() == holders.owner ? holders.copy : holders.owner;
     tied_embedding_ = std::make_unique<TiedEmbedding>(
         transport_,
-        TiedEmbedding::Plan{
-            .peer = peer, .tag = embedding_tag, .first_step = 0, .n_steps = settings_.n_steps},
+        TiedEmbedding::Plan{.peer = peer,
+                            .tag = embedding_tag,
+                            .first_step = 0,
+                            .n_steps = settings_.n_steps,
+                            .is_gathered = settings_.zero_stage > 0},
         state_, to_stage_and_feed);
     updated = port_to(tied_embedding_->parameters_updated());
   }
   OptimizerShard::Plan plan;
   plan.config = settings_.optimizer;
   plan.n_ranks = settings_.grid.n_ranks();
-  plan.parameters_by_rank = parameters_by_rank();
-  plan.squares_tag = squares_tag;
   plan.loss_scale_exponent = loss_scale_exponent(settings_.partition, settings_.seq_len);
   plan.n_steps = settings_.n_steps;
+  SquareSums::Plan squares;
+  squares.parameters_by_rank = parameters_by_rank();
+  squares.piece_by_member = pieces_of_ranks(settings_);
+  squares.chunks_tag = chunks_tag;
+  squares.parameters_tag = squares_tag;
+  squares_ = std::make_unique<SquareSums>(pipeline_, data_parallel_, std::move(squares), state_);
   optimizer_ = std::make_unique<OptimizerShard>(
-      pipeline_, reductions_, compute_, std::move(plan), state_,
+      loop_, reductions_, compute_, std::move(plan), state_, *squares_,
       OptimizerShard::Outbox{std::move(updated),
                              Port<StepReport>([this](std::int64_t step, StepReport report) {
                                stopped_ = report.stop && step + 1 < settings_.n_steps;
                                n_steps_done_ = step + 1;
                                if (metrics_) metrics_->step_report().put(step, report);
+                             }),
+                             Port<ParametersUpdated>([this](std::int64_t key, ParametersUpdated m) {
+                               if (gatherer_) gatherer_->updated().put(key, m);
                              })});
   control_.connect(channel_step_facts, optimizer_->step_facts());
+}
+
+void Trainer::make_gatherer() {
+  if (settings_.zero_stage == 0) return;
+  gathered_ = std::make_unique<GatheredParameters>(loop_, state_, 0);
+  gatherer_ = std::make_unique<ParameterGatherer>(
+      data_parallel_,
+      ParameterGatherer::Plan{.form = shard_form(settings_),
+                              .first_tag = gather_tag,
+                              .n_tags = n_gather_tags,
+                              .first_step = 0,
+                              .n_steps = settings_.n_steps},
+      state_, ParameterGatherer::Outbox{Port<Ready>([this](std::int64_t key, Ready ready) {
+        gathered_->gathered().put(key, ready);
+        if (tied_embedding_) tied_embedding_->gathered(key);
+      })});
 }
 
 void Trainer::make_stage() {
@@ -149,7 +176,7 @@ void Trainer::make_stage() {
     reducers_[static_cast<std::size_t>(lane)]->grads_ready().put(key, ready);
   });
   stage_compute_ = std::make_unique<DecoderCompute>(compute_, compute_plan(settings_, rank),
-                                                    decoder_, state_, grads_ready);
+                                                    decoder_, state_, grads_ready, gathered_.get());
   stage_ = std::make_unique<Stage>(
       transport_, compute_, stage_plan(settings_, rank), *stage_compute_,
       Stage::Outbox{control_.port<LossReport>(metrics_rank, channel_loss),
@@ -192,6 +219,7 @@ void Trainer::make_feeds() {
 void Trainer::connect() {
   make_metrics();
   make_optimizer();
+  make_gatherer();
   make_reducers();
   make_stage();
   make_feeds();
@@ -215,6 +243,7 @@ void Trainer::start() {
   data_feed_->parameters_updated().put(0, initial);
   loop_.spawn("data_feed", data_feed_->run());
   stage_->spawn();
+  if (gatherer_) loop_.spawn("parameter_gatherer", gatherer_->run());
   if (tied_embedding_) loop_.spawn("tied_embedding", tied_embedding_->run());
   for (std::size_t lane = 0; lane < reducers_.size(); ++lane) {
     loop_.spawn_background("gradient_reducer " + std::to_string(lane), reducers_[lane]->run());

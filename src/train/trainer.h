@@ -9,6 +9,8 @@
 #include "actors/metrics.h"
 #include "actors/model_state.h"
 #include "actors/optimizer_shard.h"
+#include "actors/parameter_gatherer.h"
+#include "actors/square_sums.h"
 #include "actors/stage.h"
 #include "actors/tied_embedding.h"
 #include "src/comm/control.h"
@@ -55,6 +57,7 @@ class Trainer {
   std::vector<std::vector<std::size_t>> parameters_by_rank() const;
   void make_metrics();
   void make_optimizer();
+  void make_gatherer();
   void make_stage();
   void make_feeds();
   void make_reducers();
@@ -78,6 +81,9 @@ class Trainer {
   bool stopped_ = false;
   std::int64_t n_steps_done_ = 0;
 
+  std::unique_ptr<SquareSums> squares_;
+  std::unique_ptr<GatheredParameters> gathered_;  // where ranks own a piece each
+  std::unique_ptr<ParameterGatherer> gatherer_;
   std::unique_ptr<DecoderCompute> stage_compute_;
   std::unique_ptr<Stage> stage_;
   std::unique_ptr<TiedEmbedding> tied_embedding_;  // where two ranks hold one

@@ -6,7 +6,7 @@
 namespace llm {
 namespace {
 
-const WaitName wait_parameter{"parameter", "a rank of the pipeline"};
+const WaitName wait_parameter{"parameter", "its owner"};
 
 }  // namespace
 
@@ -44,30 +44,31 @@ std::vector<Values> WholeModel::values() {
   return by_layer;
 }
 
-Task<> gather_parameters(Group& pipeline, int tag,
-                         std::vector<std::vector<std::size_t>> parameters_by_rank,
+Task<> gather_parameters(Transport& transport, int tag, std::vector<MasterPieces> sources,
                          const ModelState& state, WholeModel* whole) {
-  Transport& transport = pipeline.transport;
-  for (std::size_t rank = 0; rank < parameters_by_rank.size(); ++rank) {
-    const bool is_own = static_cast<int>(rank) == pipeline.index;
-    if (!is_own && pipeline.index != 0) continue;
-    for (std::size_t i = 0; i < parameters_by_rank[rank].size(); ++i) {
-      const std::size_t canonical = parameters_by_rank[rank][i];
-      const Header header(MessageKind::parameter, 0, static_cast<std::int32_t>(canonical), 0);
-      Event done(transport.loop(), wait_parameter, static_cast<std::int64_t>(canonical));
-      if (is_own && whole != nullptr) {
-        const View own = state.parameter(i);
+  constexpr int root = 0;
+  for (const MasterPieces& source : sources) {
+    const bool is_own = source.rank == transport.rank();
+    if (!is_own && whole == nullptr) continue;
+    std::int32_t n = 0;
+    for (const MasterPieces::Piece& piece : source.pieces) {
+      const Range elements = piece.owned.elements;
+      const Header header(MessageKind::parameter, 0, n, 0);
+      Event done(transport.loop(), wait_parameter, n++);
+      if (whole == nullptr) {
+        transport.send(root, tag, header, state.master(piece.owned), done);
+        co_await done;
+        continue;
+      }
+      const MutView into =
+          part(whole->parameter(piece.canonical), elements.begin, {elements.size()});
+      if (is_own) {
         Queue queue;
-        copy(queue, own, whole->parameter(canonical));
+        copy(queue, state.master(piece.owned), into);
         queue.finish();
         continue;
       }
-      if (is_own) {
-        transport.send(pipeline.rank_of(0), tag, header, state.parameter(i), done);
-      } else {
-        transport.receive(pipeline.rank_of(static_cast<int>(rank)), tag, header,
-                          whole->parameter(canonical), done);
-      }
+      transport.receive(source.rank, tag, header, into, done);
       co_await done;
     }
   }

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "actors/model_state.h"
+#include "schedules/shards.h"
 #include "src/comm/transport.h"
 #include "src/model/parameters.h"
 #include "src/rt/task.h"
@@ -28,10 +29,19 @@ class WholeModel {
   std::vector<MutView> views_;
 };
 
-/// Brings the parameters of a pipeline's ranks to its first rank, where `whole` is set; nullptr on
-/// the others. Every rank of the pipeline calls it, after its last step.
-Task<> gather_parameters(Group& pipeline, int tag,
-                         std::vector<std::vector<std::size_t>> parameters_by_rank,
+/// The masters that a rank of the run has: which, of which parameters.
+struct MasterPieces {
+  int rank = 0;
+  struct Piece {
+    std::size_t canonical;
+    OwnedPiece owned;
+  };
+  std::vector<Piece> pieces;
+};
+
+/// Brings the masters of all ranks in `sources` to rank 0, where `whole` is set; nullptr on the
+/// others. Each rank in `sources` calls it, after its last step.
+Task<> gather_parameters(Transport& transport, int tag, std::vector<MasterPieces> sources,
                          const ModelState& state, WholeModel* whole);
 
 }  // namespace llm

@@ -30,27 +30,33 @@ OptimizerConfig plain_optimizer() {
   return config;
 }
 
-OptimizerShard::Plan plan_of(const Options& options, const ModelState& state) {
+OptimizerShard::Plan plan_of(const Options& options) {
   OptimizerShard::Plan plan;
   plan.config = options.optimizer;
   plan.n_ranks = options.dp;
-  plan.parameters_by_rank = {state.canonical()};
   plan.loss_scale_exponent = options.exponent;
   plan.n_steps = options.n_steps;
   return plan;
 }
 
+/// All f32 weights of a state that has them whole.
+MutView values_of(const ModelState& state) {
+  const MutView bytes = state.compute_bytes({0, state.layout().n_elements});
+  return {bytes.data(), Dtype::f32, {bytes.n_bytes() / 4}};
+}
+
 /// An optimizer shard whose gradients and messages come by hand.
-class Shard {
+class Update {
  public:
-  explicit Shard(const Options& options)
+  explicit Update(const Options& options)
       : dp_(options.dp),
         state_(options.model, 2048, 1),
         network_(rig_.loop, 1, 0),
         alone_(network_.rank(0), {0}),
-        optimizer_(alone_, rig_.queue, rig_.queue, plan_of(options, state_), state_,
+        squares_(alone_, alone_, {.parameters_by_rank = {state_.canonical()}}, state_),
+        optimizer_(rig_.loop, rig_.queue, rig_.queue, plan_of(options), state_, squares_,
                    {updated_.port(), report_.port()}) {
-    fill(state_.flat_values(), 1);
+    fill(values_of(state_), 1);
     rig_.loop.spawn("optimizer", optimizer_.run());
   }
 
@@ -90,6 +96,7 @@ class Shard {
   ModelState state_;
   LoopbackNetwork network_;
   Group alone_;
+  SquareSums squares_;
   Sent<ParametersUpdated> updated_;
   Sent<StepReport> report_;
   OptimizerShard optimizer_;
@@ -113,7 +120,7 @@ TEST_CASE("AdamW's first step: 0.9989 on matrices, 0.9990 on norms, biases and e
         model.tie_embeddings = tied;
         Options options{.model = model, .optimizer = plain_optimizer()};
         options.optimizer.decay_embeddings = decay_embeddings;
-        Shard shard(options);
+        Update shard(options);
         shard.fill_gradients(0.5f);
         const StepReport report = shard.step(0, 1);
         CHECK(report.lr == 1e-3);
@@ -141,7 +148,7 @@ TEST_CASE("AdamW's first step: 0.9989 on matrices, 0.9990 on norms, biases and e
 TEST_CASE("the gradient is the sum over tokens divided by the valid tokens of all ranks") {
   // Each token's loss was scaled by 2^-3; 6 tokens on rank 0 and 2 on rank 1.
   Options options{.optimizer = plain_optimizer(), .dp = 2, .exponent = 3};
-  Shard shard(options);
+  Update shard(options);
   shard.fill_gradients(0.25f);
   shard.facts(0, 1, {2, 0});
   shard.facts(0, 0, {6, 0});
@@ -157,7 +164,7 @@ TEST_CASE("the gradient is the sum over tokens divided by the valid tokens of al
 TEST_CASE("a norm above the clip scales every gradient, and the report has the norm before it") {
   Options options{.optimizer = plain_optimizer()};
   options.optimizer.clip_norm = 1;
-  Shard shard(options);
+  Update shard(options);
   shard.fill_gradients(0);
   float* const gradients = shard.state().flat_gradients(0).as<float>();
   const std::int64_t other = shard.state().layout().tensor_begin[5];
@@ -172,7 +179,7 @@ TEST_CASE("a norm below the clip, or a clip of 0, scales nothing") {
   for (const double clip_norm : {0.0, 5.0, 6.0}) {
     Options options{.optimizer = plain_optimizer()};
     options.optimizer.clip_norm = clip_norm;
-    Shard shard(options);
+    Update shard(options);
     shard.fill_gradients(0);
     shard.state().flat_gradients(0).as<float>()[0] = 5;
     CHECK(shard.step(0, 1).grad_norm == 5);
@@ -193,7 +200,7 @@ TEST_CASE("step_scale: closed forms, and what makes every rank skip") {
 
 TEST_CASE("a tied embedding counts once in the norm: its two uses share an accumulator") {
   Options options{.optimizer = plain_optimizer()};
-  Shard shard(options);
+  Update shard(options);
   const Gradients head = shard.state().gradients(head_layer(options.model), 0);
   const Gradients embedding = shard.state().gradients(embedding_layer, 0);
   CHECK(head[Role::head_weight].data() == embedding[Role::token_embedding].data());
@@ -209,10 +216,10 @@ TEST_CASE("no valid token, or a gradient that is not finite: nothing moves, neit
     Options options{.optimizer = plain_optimizer(), .n_steps = 3};
     options.optimizer.lr = {
         .shape = LrShape::linear, .peak = 1e-3, .warmup_steps = 4, .n_steps = 10};
-    Shard shard(options);
+    Update shard(options);
     shard.fill_gradients(0.5f);
     CHECK(shard.step(0, 1).lr == 0.25e-3);
-    const std::vector<float> values = flat_values(shard.state().flat_values());
+    const std::vector<float> values = flat_values(values_of(shard.state()));
     const std::vector<float> m = flat_values(shard.state().flat_m());
     const std::vector<float> v = flat_values(shard.state().flat_v());
     shard.fill_gradients(0.5f);
@@ -220,7 +227,7 @@ TEST_CASE("no valid token, or a gradient that is not finite: nothing moves, neit
     const StepReport skipped = shard.step(1, bad == 0 ? 0 : 1);
     CHECK(skipped.skipped);
     CHECK(skipped.n_updates == 1);
-    CHECK(flat_values(shard.state().flat_values()) == values);
+    CHECK(flat_values(values_of(shard.state())) == values);
     CHECK(flat_values(shard.state().flat_m()) == m);
     CHECK(flat_values(shard.state().flat_v()) == v);
     shard.fill_gradients(0.5f);
@@ -228,13 +235,13 @@ TEST_CASE("no valid token, or a gradient that is not finite: nothing moves, neit
     CHECK_FALSE(next.skipped);
     CHECK(next.n_updates == 2);
     CHECK(next.lr == 0.5e-3);
-    CHECK(flat_values(shard.state().flat_values()) != values);
+    CHECK(flat_values(values_of(shard.state())) != values);
   }
 }
 
 TEST_CASE("nothing is updated before every bucket is reduced and every rank's facts are here") {
   Options options{.optimizer = plain_optimizer(), .dp = 3, .n_steps = 2};
-  Shard shard(options);
+  Update shard(options);
   REQUIRE(shard.n_buckets() > 3);
   shard.fill_gradients(0.5f);
   shard.facts(0, 0, {1, 0});
@@ -257,7 +264,7 @@ TEST_CASE("nothing is updated before every bucket is reduced and every rank's fa
 
 TEST_CASE("one rank's wish to stop ends the run after the step in which it is told") {
   Options options{.optimizer = plain_optimizer(), .dp = 2, .n_steps = 5};
-  Shard shard(options);
+  Update shard(options);
   shard.fill_gradients(0.5f);
   CHECK_FALSE(shard.step(0, 1).stop);
   CHECK_FALSE(shard.updated().messages.back().stop);

@@ -29,15 +29,16 @@ class PipelineUpdate {
     plan.config.lr = {.shape = LrShape::constant, .peak = 1e-3};
     plan.config.clip_norm = clip_norm;
     plan.n_ranks = 1;
+    SquareSums::Plan squares;
     for (const LayerRanges& ranges : layers) {
-      plan.parameters_by_rank.push_back(owned_parameters(four_blocks(), ranges));
+      squares.parameters_by_rank.push_back(owned_parameters(four_blocks(), ranges));
     }
     plan.n_steps = 1;
     for (std::size_t r = 0; r < 2; ++r) {
-      Rank& rank = ranks_.emplace_back(network_.rank(static_cast<int>(r)), layers[r]);
+      Rank& rank = ranks_.emplace_back(network_.rank(static_cast<int>(r)), layers[r], squares);
       loop_.add_poller(rank.poller);
       rank.optimizer = std::make_unique<OptimizerShard>(
-          rank.pipeline, rank.queue, rank.queue, plan, rank.state,
+          loop_, rank.queue, rank.queue, plan, rank.state, rank.squares,
           OptimizerShard::Outbox{rank.updated.port(), rank.reports.port()});
       loop_.spawn("optimizer", rank.optimizer->run());
     }
@@ -62,12 +63,16 @@ class PipelineUpdate {
 
  private:
   struct Rank {
-    Rank(Transport& transport, const LayerRanges& ranges)
-        : poller(queue, 1), pipeline(transport, {0, 1}), state(four_blocks(), ranges, 2048, 1) {}
+    Rank(Transport& transport, const LayerRanges& ranges, const SquareSums::Plan& plan)
+        : poller(queue, 1),
+          pipeline(transport, {0, 1}),
+          state(four_blocks(), StateShape{.ranges = ranges, .bucket_bytes = 2048}),
+          squares(pipeline, pipeline, plan, state) {}
     Queue queue;
     QueuePoller poller;
     Group pipeline;
     ModelState state;
+    SquareSums squares;
     Sent<ParametersUpdated> updated;
     Sent<StepReport> reports;
     std::unique_ptr<OptimizerShard> optimizer;

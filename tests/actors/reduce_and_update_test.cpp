@@ -31,10 +31,9 @@ class Update {
       OptimizerShard::Plan plan;
       plan.config = config;
       plan.n_ranks = n_ranks;
-      plan.parameters_by_rank = {rank.state.canonical()};
       plan.n_steps = 1;
       rank.optimizer = std::make_unique<OptimizerShard>(
-          rank.alone, rank.queue, rank.queue, std::move(plan), rank.state,
+          loop_, rank.queue, rank.queue, std::move(plan), rank.state, rank.squares,
           OptimizerShard::Outbox{rank.updated.port(), rank.reports.port()});
       loop_.spawn("optimizer", rank.optimizer->run());
       for (int lane = 0; lane < n_lanes; ++lane) {
@@ -76,12 +75,14 @@ class Update {
         : poller(queue, 1),
           group(transport, ranks),
           alone(transport, {transport.rank()}),
-          state(parity_gpt2(), 2048, 1) {}
+          state(parity_gpt2(), 2048, 1),
+          squares(alone, alone, {.parameters_by_rank = {state.canonical()}}, state) {}
     Queue queue;
     QueuePoller poller;
     Group group;
     Group alone;  // a pipeline of one rank
     ModelState state;
+    SquareSums squares;
     Sent<ParametersUpdated> updated;
     Sent<StepReport> reports;
     std::unique_ptr<OptimizerShard> optimizer;

@@ -29,20 +29,25 @@ class SleepCompute : public StageCompute {
       : queue_(queue), unit_ms_(forward_ms / n_chunks), output_(rows * width * 4) {}
 
   void begin_step(std::int64_t, float) override {}
-  MutView forward(const At&, const Microbatch&, View) override {
+  Task<MutView> forward(At, const Microbatch&, View) override {
     sleep(costs_.forward);
-    return output_.view(Dtype::f32, {rows, width});
+    co_return output_.view(Dtype::f32, {rows, width});
   }
-  void backward(const At&, const Microbatch&, MutView, LossSum&) override {
+  Task<> backward(At, const Microbatch&, MutView, LossSum&) override {
     sleep(costs_.backward);
+    co_return;
   }
-  void backward_input(const At&, const Microbatch&, MutView, LossSum&) override {
+  Task<> backward_input(At, const Microbatch&, MutView, LossSum&) override {
     sleep(costs_.backward_input);
+    co_return;
   }
-  void backward_weight(const At&) override { sleep(costs_.backward_weight); }
+  Task<> backward_weight(At) override {
+    sleep(costs_.backward_weight);
+    co_return;
+  }
   void release(const At&) override {}
   void embedding_backward(const At&, const Microbatch&, View) override {}
-  void validate(int, const Microbatch&, MutView, LossSum&) override {}
+  Task<> validate(std::int64_t, int, const Microbatch&, MutView, LossSum&) override { co_return; }
 
   static constexpr std::int64_t rows = 16;
   static constexpr std::int64_t width = 64;

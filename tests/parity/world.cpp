@@ -13,23 +13,28 @@
 namespace llm {
 namespace {
 
+/// A value that no weight or gradient has.
+constexpr float not_owned = 1234567.0f;
+
 Loop::Options loop_options() {
   Loop::Options options;
   options.stall_timeout_seconds = 20;
   return options;
 }
 
-std::vector<float> values_in(const MutView& flat, std::int64_t begin, std::int64_t n) {
-  const float* const first = flat.as<float>() + begin;
-  return {first, first + n};
-}
-
-Weights tensors_in(const ModelState& state, const MutView& flat) {
+/// What the rank owns of each of its parameters; what others own is left out.
+Weights owned_of(const ModelState& state,
+                 const std::function<MutView(const OwnedPiece&)>& view_of) {
   Weights tensors;
-  for (std::size_t i = 0; i < state.specs().size(); ++i) {
-    const std::size_t tensor = state.specs().size() - 1 - i;
-    tensors.push_back(
-        values_in(flat, state.layout().tensor_begin[tensor], state.specs()[i].n_elements()));
+  for (const ParameterSpec& spec : state.specs()) {
+    tensors.emplace_back(static_cast<std::size_t>(spec.n_elements()), not_owned);
+  }
+  for (const auto& pieces : state.shard().pieces) {
+    for (const OwnedPiece& piece : pieces) {
+      const float* const values = view_of(piece).as<float>();
+      std::copy_n(values, piece.elements.size(),
+                  tensors[state.spec_of(piece.tensor)].begin() + piece.elements.begin);
+    }
   }
   return tensors;
 }
@@ -60,19 +65,23 @@ void ListedSamples::fetch(std::int64_t position, SampleOut out) {
 }
 
 Weights weights_of(const ModelState& state) {
-  return tensors_in(state, state.flat_values());
+  return owned_of(state, [&](const OwnedPiece& piece) { return state.master(piece); });
 }
 
 Weights gradients_of(const ModelState& state) {
-  return tensors_in(state, state.flat_gradients(0));
+  return owned_of(state, [&](const OwnedPiece& piece) { return state.gradient(piece); });
 }
 
 void set_weights(ModelState& state, std::size_t spec, const std::vector<float>& values) {
-  const std::size_t tensor = state.specs().size() - 1 - spec;
   CHECK_CONTRACT(static_cast<std::int64_t>(values.size()) == state.specs()[spec].n_elements(),
                  "a parameter is set as a whole");
-  float* const flat = state.flat_values().as<float>();
-  std::copy(values.begin(), values.end(), flat + state.layout().tensor_begin[tensor]);
+  for (const auto& pieces : state.shard().pieces) {
+    for (const OwnedPiece& piece : pieces) {
+      if (state.spec_of(piece.tensor) != spec) continue;
+      std::copy_n(values.data() + piece.elements.begin, piece.elements.size(),
+                  state.master(piece).as<float>());
+    }
+  }
 }
 
 std::size_t spec_with(const ModelState& state, Role role) {
@@ -114,6 +123,7 @@ World::World(const Settings& settings, Options options)
     : options_(std::move(options)),
       loop_(loop_options()),
       grid_(settings.grid),
+      is_sharded_(settings.zero_stage > 0),
       network_(loop_, grid_.n_ranks(), options_.delivery_seed) {
   for (int rank = 0; rank < grid_.n_ranks(); ++rank) {
     trainers_.push_back(
@@ -146,7 +156,7 @@ Outcome World::run() {
   loop_.run();
   outcome_.weights = whole(0, weights_of);
   outcome_.gradients = whole(0, gradients_of);
-  for (int dp = 1; dp < grid_.dp; ++dp) {
+  for (int dp = 1; dp < grid_.dp && !is_sharded_; ++dp) {
     const std::string apart = difference(whole(dp, weights_of), outcome_.weights);
     CHECK_CONTRACT(apart.empty(), "every data-parallel rank has the same weights: " + apart);
   }
@@ -159,34 +169,46 @@ Outcome World::run() {
 }
 
 Weights World::whole(int dp, Weights (*part_of)(const ModelState&)) {
-  Weights all(parameters(state(0).config()).size());
-  for (const int rank : pipeline_group(grid_, rank_at(grid_, {dp, 0, 0}))) {
-    const Weights own = part_of(state(rank));
-    for (std::size_t i = 0; i < own.size(); ++i) all[state(rank).canonical()[i]] = own[i];
+  Weights all;
+  for (const ParameterSpec& spec : parameters(state(0).config())) {
+    all.emplace_back(static_cast<std::size_t>(spec.n_elements()), not_owned);
+  }
+  for (const int first : pipeline_group(grid_, rank_at(grid_, {dp, 0, 0}))) {
+    const std::vector<int> owners =
+        is_sharded_ ? data_parallel_group(grid_, first) : std::vector<int>{first};
+    for (const int rank : owners) {
+      const Weights own = part_of(state(rank));
+      for (std::size_t i = 0; i < own.size(); ++i) {
+        std::vector<float>& into = all[state(rank).canonical()[i]];
+        for (std::size_t k = 0; k < own[i].size(); ++k) {
+          if (own[i][k] != not_owned) into[k] = own[i][k];
+        }
+      }
+    }
   }
   for (const std::vector<float>& parameter : all) {
-    CHECK_CONTRACT(!parameter.empty(), "every parameter is on a rank of the pipeline");
+    CHECK_CONTRACT(std::count(parameter.begin(), parameter.end(), not_owned) == 0,
+                   "every element has an owner in the pipeline");
   }
   return all;
 }
 
 void World::check_copies(const ModelState& state) const {
+  const std::vector<ParameterUse> uses = parameter_uses(state.config());
+  const Range layers = all_layers(state.config());
   Queue queue;
-  const std::int64_t n = state.layout().n_elements;
-  if (!state.flat_copy().empty()) {
-    const Storage rounded(n * 4);
-    const MutView copy = rounded.view(state.config().compute, {n});
-    convert(queue, state.flat_values(), copy);
-    queue.finish();
-    CHECK_CONTRACT(same_bytes(copy, state.flat_copy()), "the copy is the rounded weights");
+  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
+    const Values values = state.values(layer);
+    for (const ParameterUse& use : uses) {
+      const View value = use.layer == layer ? values[use.role] : View();
+      if (value.empty()) continue;
+      const Storage rounded(value.n_elements() * 4);
+      const MutView expected = rounded.view(value.dtype(), {value.n_elements()});
+      convert(queue, View(outcome_.weights[use.parameter].data(), {value.n_elements()}), expected);
+      queue.finish();
+      CHECK_CONTRACT(same_bytes(expected, value), "what ops read are the rounded masters");
+    }
   }
-  const MutView borrowed = state.borrowed_embedding();
-  if (borrowed.empty()) return;
-  const Storage rounded(borrowed.n_elements() * 4);
-  const MutView copy = rounded.view(borrowed.dtype(), {borrowed.n_elements()});
-  convert(queue, View(outcome_.weights[0].data(), {borrowed.n_elements()}), copy);
-  queue.finish();
-  CHECK_CONTRACT(same_bytes(copy, borrowed), "both holders of a tied embedding have one value");
 }
 
 Outcome run_world(const Settings& settings, std::uint64_t delivery_seed,

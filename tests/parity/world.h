@@ -110,6 +110,7 @@ class World {
   Outcome outcome_;
   Loop loop_;
   Grid grid_;
+  bool is_sharded_;
   LoopbackNetwork network_;
   std::vector<std::unique_ptr<SampleSource>> sources_;
   std::vector<std::unique_ptr<Trainer>> trainers_;

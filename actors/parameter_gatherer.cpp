@@ -1,0 +1,63 @@
+#include "actors/parameter_gatherer.h"
+
+#include "schedules/shards.h"
+#include "src/comm/collective.h"
+#include "tensor/ops/adamw.h"
+
+namespace llm {
+
+std::vector<std::int64_t> gather_cuts(const ModelState& state, std::size_t bucket, int n_pieces) {
+  const Range whole = state.layout().buckets[bucket].flat;
+  std::vector<std::int64_t> cuts;
+  for (const std::int64_t cut : shard_cuts(state.layout(), bucket, n_pieces, norm_chunk_elements)) {
+    cuts.push_back(state.compute_bytes({whole.begin, whole.begin + cut}).n_bytes());
+  }
+  return cuts;
+}
+
+ParameterGatherer::ParameterGatherer(Group& group, Plan plan, const ModelState& state, Outbox out)
+    : group_(group),
+      plan_(plan),
+      out_(std::move(out)),
+      updated_(group.transport.loop(), WaitName("updated", "optimizer_shard"),
+               state.layout().buckets.size()) {
+  for (std::size_t b = 0; b < state.layout().buckets.size(); ++b) {
+    const CollectiveShape shape{group.index, group.size(), gather_cuts(state, b, group.size())};
+    gathers_.push_back(
+        {state.compute_bytes(state.layout().buckets[b].flat), all_gather_plan(plan.form, shape)});
+  }
+}
+
+Task<> ParameterGatherer::run() {
+  const auto n_buckets = static_cast<std::int64_t>(gathers_.size());
+  for (std::int64_t step = plan_.first_step; step < plan_.n_steps; ++step) {
+    bool stop = false;
+    for (std::int64_t b = n_buckets; b-- > 0;) {
+      const ParametersUpdated updated = co_await updated_.take(step * n_buckets + b);
+      stop |= updated.stop;
+      const Gather& gather = gathers_[static_cast<std::size_t>(b)];
+      const auto bucket = static_cast<int>(b);
+      const CollectiveId id(plan_.first_tag + bucket % plan_.n_tags, step, bucket);
+      co_await all_gather(group_, gather.rounds, id, gather.bytes);
+      out_.gathered((step + 1) * n_buckets + b, Ready{});
+    }
+    if (stop) co_return;
+  }
+}
+
+GatheredParameters::GatheredParameters(Loop& loop, const ModelState& state, std::int64_t first_step)
+    : state_(state),
+      gathered_(loop, WaitName("gathered", "parameter_gatherer"),
+                2 * state.layout().buckets.size()),
+      step_of_(state.layout().buckets.size(), first_step) {}
+
+Task<> GatheredParameters::acquire(std::int64_t step, std::int64_t layer) {
+  const auto n_buckets = static_cast<std::int64_t>(step_of_.size());
+  for (const std::size_t b : state_.buckets_of(layer)) {
+    if (step_of_[b] >= step) continue;
+    co_await gathered_.take(step * n_buckets + static_cast<std::int64_t>(b));
+    step_of_[b] = step;
+  }
+}
+
+}  // namespace llm

@@ -1,0 +1,135 @@
+#include "actors/square_sums.h"
+
+#include "src/base/check.h"
+#include "src/comm/collective.h"
+#include "tensor/ops/adamw.h"
+
+namespace llm {
+namespace {
+
+std::int64_t n_chunks(std::int64_t n_elements) {
+  return (n_elements + norm_chunk_elements - 1) / norm_chunk_elements;
+}
+
+std::int64_t n_chunks(const Shard& shard) {
+  std::int64_t n = 0;
+  for (const std::vector<OwnedPiece>& pieces : shard.pieces) {
+    for (const OwnedPiece& piece : pieces) n += n_chunks(piece.elements.size());
+  }
+  return n;
+}
+
+MutView doubles(const Storage& storage) {
+  return storage.view(Dtype::f64, {storage.n_bytes() / 8});
+}
+
+}  // namespace
+
+std::int64_t square_sum_bytes(const ModelConfig& config, const LayerRanges& ranges) {
+  const std::vector<ParameterSpec> specs = parameters(config);
+  auto total = static_cast<std::int64_t>(specs.size());
+  for (const std::size_t i : owned_parameters(config, ranges)) {
+    total += n_chunks(specs[i].n_elements());
+  }
+  return total * 8;
+}
+
+SquareSums::SquareSums(Group& pipeline, Group& owners, Plan plan, const ModelState& state)
+    : pipeline_(pipeline), owners_(owners), plan_(std::move(plan)), state_(state) {
+  CHECK_CONTRACT(
+      plan_.parameters_by_rank.size() == pipeline_.ranks.size() &&
+          plan_.parameters_by_rank[static_cast<std::size_t>(pipeline_.index)] == state_.canonical(),
+      "the plan knows which rank has which parameter");
+  std::int64_t total = 0;
+  for (const ParameterSpec& spec : state_.specs()) {
+    chunk_begin_.push_back(total);
+    total += n_chunks(spec.n_elements());
+  }
+  const auto n_members = static_cast<int>(plan_.piece_by_member.size());
+  const int own = is_sharded() ? owners_.index : 0;
+  std::vector<std::int64_t> chunk_cuts{0};
+  for (const int piece : plan_.piece_by_member) {
+    shards_.push_back(shard_of(state_.layout(), n_members, piece, norm_chunk_elements));
+    chunk_cuts.push_back(chunk_cuts.back() + n_chunks(shards_.back()));
+  }
+  CHECK_CONTRACT(chunk_cuts.back() == total, "every chunk has one owner");
+  std::int64_t slot = chunk_cuts[static_cast<std::size_t>(own)];
+  for (const std::vector<OwnedPiece>& pieces : shards_[static_cast<std::size_t>(own)].pieces) {
+    std::vector<std::int64_t>& of_bucket = slots_.emplace_back();
+    for (const OwnedPiece& piece : pieces) {
+      of_bucket.push_back(slot);
+      slot += n_chunks(piece.elements.size());
+    }
+  }
+  chunk_sums_ = Storage(total * 8);
+  if (is_sharded()) {
+    chunk_gather_ = all_gather_plan(CollectiveForm::direct, {own, n_members, chunk_cuts});
+  }
+  std::vector<std::int64_t> cuts{0};
+  for (const auto& owned : plan_.parameters_by_rank) {
+    cuts.push_back(cuts.back() + static_cast<std::int64_t>(owned.size()));
+  }
+  parameter_sums_ = Storage(cuts.back() * 8);
+  parameter_gather_ =
+      all_gather_plan(CollectiveForm::direct, {pipeline_.index, pipeline_.size(), cuts});
+}
+
+void SquareSums::enqueue(Queue& queue, std::size_t bucket) {
+  const std::vector<OwnedPiece>& pieces = state_.shard().pieces[bucket];
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    sum_of_squares(
+        queue, state_.gradient(pieces[i]),
+        part(doubles(chunk_sums_), slots_[bucket][i], {n_chunks(pieces[i].elements.size())}));
+  }
+}
+
+Task<double> SquareSums::total(std::int64_t step) {
+  co_await gather_chunks(step);
+  co_await gather_parameters(step);
+  std::vector<double> by_parameter(static_cast<std::size_t>(parameter_sums_.n_bytes() / 8));
+  const double* sum = doubles(parameter_sums_).as<double>();
+  for (const std::vector<std::size_t>& owned : plan_.parameters_by_rank) {
+    for (const std::size_t i : owned) by_parameter[i] = *sum++;
+  }
+  double total = 0;
+  for (const double of_parameter : by_parameter) total += of_parameter;
+  co_return total;
+}
+
+Task<> SquareSums::gather_chunks(std::int64_t step) {
+  if (!is_sharded()) co_return;
+  const CollectiveId id(plan_.chunks_tag, step, 0);
+  co_await all_gather(owners_, chunk_gather_, id, doubles(chunk_sums_));
+}
+
+Task<> SquareSums::gather_parameters(std::int64_t step) {
+  std::vector<double> chunks(static_cast<std::size_t>(chunk_sums_.n_bytes() / 8));
+  const double* sum = doubles(chunk_sums_).as<double>();
+  for (const Shard& shard : shards_) {
+    for (const std::vector<OwnedPiece>& pieces : shard.pieces) {
+      for (const OwnedPiece& piece : pieces) {
+        const std::int64_t first =
+            chunk_begin_[state_.spec_of(piece.tensor)] + piece.elements.begin / norm_chunk_elements;
+        const std::int64_t n = n_chunks(piece.elements.size());
+        for (std::int64_t i = 0; i < n; ++i) chunks[static_cast<std::size_t>(first + i)] = *sum++;
+      }
+    }
+  }
+  const MutView sums = doubles(parameter_sums_);
+  std::size_t own = 0;
+  for (int rank = 0; rank < pipeline_.index; ++rank) {
+    own += plan_.parameters_by_rank[static_cast<std::size_t>(rank)].size();
+  }
+  for (std::size_t spec = 0; spec < state_.specs().size(); ++spec) {
+    const std::int64_t n = n_chunks(state_.specs()[spec].n_elements());
+    double of_parameter = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      of_parameter += chunks[static_cast<std::size_t>(chunk_begin_[spec] + i)];
+    }
+    sums.as<double>()[own++] = of_parameter;
+  }
+  const CollectiveId id(plan_.parameters_tag, step, 0);
+  co_await all_gather(pipeline_, parameter_gather_, id, sums);
+}
+
+}  // namespace llm

@@ -1,0 +1,59 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "actors/model_state.h"
+#include "schedules/collective.h"
+#include "schedules/shards.h"
+#include "src/comm/transport.h"
+#include "src/rt/task.h"
+#include "tensor/queue.h"
+#include "tensor/storage.h"
+
+namespace llm {
+
+/// The sum of squares of a model's summed gradient, whoever holds which part: one sum a chunk of
+/// 4,096 elements, by the rank that owns it; chunks added in order to one sum a parameter; and
+/// these added in canonical order, on every rank alike. So neither pipeline nor shards change its
+/// bits.
+class SquareSums {
+ public:
+  struct Plan {
+    /// By rank of the pipeline: which parameters it has (owned_parameters).
+    std::vector<std::vector<std::size_t>> parameters_by_rank;
+    /// By rank of the data-parallel group: which piece of the buckets it owns. One entry where
+    /// every rank has all: then that group exchanges nothing.
+    std::vector<int> piece_by_member = {0};
+    int chunks_tag = 0;
+    int parameters_tag = 0;
+  };
+  /// `pipeline` are the ranks that hold the other stages, `owners` those with the other pieces.
+  SquareSums(Group& pipeline, Group& owners, Plan plan, const ModelState& state);
+
+  /// Enqueues the sums of what the rank owns of a bucket.
+  void enqueue(Queue& queue, std::size_t bucket);
+  /// Of all parameters, once everything that was enqueued has run.
+  Task<double> total(std::int64_t step);
+
+ private:
+  Task<> gather_chunks(std::int64_t step);
+  Task<> gather_parameters(std::int64_t step);
+  bool is_sharded() const { return plan_.piece_by_member.size() > 1; }
+
+  Group& pipeline_;
+  Group& owners_;
+  const Plan plan_;
+  const ModelState& state_;
+  std::vector<Shard> shards_;                     // by member of the owners
+  std::vector<std::int64_t> chunk_begin_;         // by spec: its first chunk in canonical order
+  std::vector<std::vector<std::int64_t>> slots_;  // by bucket and owned piece: its first chunk sum
+  Storage chunk_sums_;                            // f64, by member and its pieces
+  Storage parameter_sums_;                        // f64, by rank of the pipeline and its parameters
+  std::vector<GatherRound> chunk_gather_;
+  std::vector<GatherRound> parameter_gather_;
+};
+
+/// Bytes of the sums of a rank's chunks and of all parameters: for --plan.
+std::int64_t square_sum_bytes(const ModelConfig& config, const LayerRanges& ranges);
+
+}  // namespace llm

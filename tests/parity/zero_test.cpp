@@ -1,0 +1,137 @@
+#include <catch2/catch.hpp>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "tests/parity/check_same.h"
+#include "tests/parity/world.h"
+
+using namespace llm;
+
+namespace {
+
+/// Tensors of several chunks and of one element a row, so that shards cut within and between them.
+ModelConfig model_of(bool tied, Dtype compute) {
+  ModelConfig model = parity_gpt2(0.1f);
+  model.n_layers = 4;
+  model.hidden_size = 32;
+  model.intermediate_size = 300;
+  model.vocab_size = 263;
+  model.tie_embeddings = tied;
+  model.compute = compute;
+  return model;
+}
+
+/// Twelve steps that clip.
+Settings twelve_steps(const ModelConfig& model, int dp, int zero_stage) {
+  Settings settings = parity_settings(model, dp, {1}, 2, 12);
+  settings.zero_stage = zero_stage;
+  return settings;
+}
+
+}  // namespace
+
+TEST_CASE("P2: every ZeRO stage has DDP's bits, whatever the buckets") {
+  for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+    for (const bool tied : {true, false}) {
+      for (const int dp : {2, 3, 4}) {
+        const ModelConfig model = model_of(tied, compute);
+        const Outcome expected = run_world(twelve_steps(model, dp, 0), 1, 20);
+        REQUIRE(expected.reports.back().n_updates == 12);
+        for (const int zero_stage : {1, 2}) {
+          for (const std::int64_t bucket_bytes : {4, 20000, 1 << 30}) {
+            INFO(name_of(compute) << (tied ? ", tied" : "") << ", dp " << dp << ", zero "
+                                  << zero_stage << ", buckets of " << bucket_bytes);
+            Settings settings = twelve_steps(model, dp, zero_stage);
+            settings.bucket_bytes = bucket_bytes;
+            check_same(run_world(settings, 5, 20), expected);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("P1: the order of messages changes no bit under ZeRO") {
+  for (const int dp : {2, 4}) {
+    Settings settings = twelve_steps(model_of(true, Dtype::f32), dp, 1);
+    settings.n_steps = settings.optimizer.lr.n_steps = 3;
+    settings.n_reducer_lanes = 3;
+    const Outcome expected = run_world(settings, 0, 20);
+    const std::uint64_t n_seeds = full_counts() ? 200 : 30;
+    for (std::uint64_t seed = 1; seed <= n_seeds; ++seed) {
+      check_same(run_world(settings, seed, 20), expected);
+    }
+  }
+}
+
+TEST_CASE("P2: ZeRO inside of a data-parallel pipeline has its bits") {
+  for (const bool tied : {true, false}) {
+    for (const ScheduleKind kind :
+         {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble, ScheduleKind::zero_bubble_v}) {
+      Settings settings = twelve_steps(model_of(tied, Dtype::bf16), 2, 0);
+      settings.partition.microbatch_samples = {1, 1, 1};
+      set_pipeline(settings, {.schedule = kind,
+                              .n_ranks = 2,
+                              .n_chunks = kind == ScheduleKind::zero_bubble_v ? 2 : 1});
+      const Outcome expected = run_world(settings, 1, 20);
+      for (const int zero_stage : {1, 2}) {
+        INFO("zero " << zero_stage << (tied ? ", tied" : ""));
+        settings.zero_stage = zero_stage;
+        check_same(run_world(settings, 3, 20), expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("more ranks than a tensor has chunks, and than there are tensors, have DDP's bits") {
+  ModelConfig model = parity_gpt2();
+  model.n_layers = 1;
+  for (const int dp : {5, 16, 33}) {
+    Settings settings = parity_settings(model, dp, {1}, 1, 3);
+    const Outcome expected = run_world(settings);
+    settings.zero_stage = 1;
+    settings.bucket_bytes = 1 << 20;
+    check_same(run_world(settings), expected);
+  }
+}
+
+TEST_CASE("f16: an overflow makes every rank skip under ZeRO, once") {
+  ModelConfig model = model_of(true, Dtype::f16);
+  Settings settings = twelve_steps(model, 4, 0);
+  settings.optimizer.loss_scale = LossScaleConfig{.initial = 0x1p24, .growth_interval = 1000};
+  const Outcome expected = run_world(settings, 1, 20);
+  REQUIRE(expected.reports.front().skipped);
+  for (const int zero_stage : {1, 2}) {
+    settings.zero_stage = zero_stage;
+    check_same(run_world(settings, 1, 20), expected);
+  }
+}
+
+TEST_CASE("one rank under ZeRO gives the plain run's bits") {
+  Settings settings = twelve_steps(model_of(true, Dtype::bf16), 1, 0);
+  const Outcome expected = run_world(settings, 1, 20);
+  settings.zero_stage = 1;
+  check_same(run_world(settings, 1, 20), expected);
+}
+
+TEST_CASE("validation and a stop under ZeRO see the weights of their step") {
+  Settings settings = twelve_steps(model_of(true, Dtype::bf16), 3, 0);
+  settings.validation = {
+      .interval_steps = 5, .n_steps = settings.n_steps, .n_samples = 11, .microbatch_samples = 1};
+  const auto run = [](const Settings& s) {
+    World::Options options;
+    options.train = [&s](int) {
+      return std::make_unique<RandomSamples>(11, s.model.vocab_size, s.seq_len, 20);
+    };
+    options.validation = options.train;
+    int n_asked = 0;
+    options.stop_requested = [n_asked](int rank) mutable { return rank == 1 && ++n_asked == 11; };
+    return World(s, std::move(options)).run();
+  };
+  const Outcome expected = run(settings);
+  REQUIRE(expected.validations.size() == 2);
+  REQUIRE(expected.stopped.front());
+  settings.zero_stage = 1;
+  check_same(run(settings), expected);
+}
