@@ -49,24 +49,29 @@ bool is_mlp(Role role) {
   }
 }
 
-/// What ops read a parameter in.
-Dtype compute_dtype_of(const ModelConfig& config, const ParameterSpec& spec) {
-  return spec.decay == DecayGroup::vector ? Dtype::f32 : config.compute;
-}
+}  // namespace
 
-/// Bytes where each tensor of the layout begins among what ops read, and the end.
-std::vector<std::int64_t> compute_begins(const ModelConfig& config,
-                                         const std::vector<ParameterSpec>& specs) {
-  std::vector<std::int64_t> begins{0};
+ComputeLayout compute_layout(const ModelConfig& config, const LayerRanges& ranges) {
+  ComputeLayout layout;
+  layout.begin = {0};
+  const std::vector<ParameterSpec> specs = specs_of(config, owned_parameters(config, ranges));
   for (std::size_t i = specs.size(); i > 0; --i) {
     const ParameterSpec& spec = specs[i - 1];
-    begins.push_back(begins.back() +
-                     Arena::bytes_for(compute_dtype_of(config, spec), {spec.n_elements()}));
+    layout.dtype.push_back(spec.decay == DecayGroup::vector ? Dtype::f32 : config.compute);
+    layout.begin.push_back(layout.begin.back() +
+                           Arena::bytes_for(layout.dtype.back(), {spec.n_elements()}));
   }
-  return begins;
+  return layout;
 }
 
-}  // namespace
+std::int64_t ComputeLayout::byte_of(const FlatLayout& layout, std::int64_t element) const {
+  const auto after =
+      std::upper_bound(layout.tensor_begin.begin(), layout.tensor_begin.end(), element);
+  const auto tensor = static_cast<std::size_t>(after - layout.tensor_begin.begin() - 1);
+  const std::int64_t inside = element - layout.tensor_begin[tensor];
+  if (inside >= layout.tensors[tensor].n_elements) return begin[tensor + 1];
+  return begin[tensor] + inside * static_cast<std::int64_t>(size_of(dtype[tensor]));
+}
 
 AccumulationPlan accumulation_plan(Accumulation kind, int n_microbatches) {
   if (kind == Accumulation::tree) return {kind, accumulation_tree(n_microbatches)};
@@ -107,8 +112,8 @@ ModelState::ModelState(const ModelConfig& config, const StateShape& shape)
       specs_(specs_of(config, canonical_)),
       n_parameters_(parameters(config).size()),
       uses_(parameter_uses(config)),
-      compute_begin_(compute_begins(config, specs_)),
-      compute_(compute_begin_.back()),
+      compute_layout_(llm::compute_layout(config, shape.ranges)),
+      compute_(compute_layout_.n_bytes()),
       masters_(config.compute == Dtype::f32 ? 0 : f32_bytes(shard_.n_elements)),
       borrowed_(borrowed_bytes(config, shape.ranges)),
       m_(f32_bytes(shard_.n_elements)),
@@ -120,22 +125,12 @@ ModelState::ModelState(const ModelConfig& config, const StateShape& shape)
   }
 }
 
-std::int64_t compute_value_bytes(const ModelConfig& config, const FlatLayout& layout,
-                                 const LayerRanges& ranges) {
-  CHECK_CONTRACT(!layout.tensors.empty(), "a rank has parameters");
-  return compute_begins(config, specs_of(config, owned_parameters(config, ranges))).back();
-}
-
-Dtype ModelState::dtype_of(std::int64_t tensor) const {
-  return compute_dtype_of(config_, specs_[spec_of(tensor)]);
-}
-
 MutView ModelState::compute_view(std::int64_t tensor, std::int64_t first_element,
                                  Shape shape) const {
-  const Dtype dtype = dtype_of(tensor);
+  const auto t = static_cast<std::size_t>(tensor);
+  const Dtype dtype = compute_layout_.dtype[t];
   const auto width = static_cast<std::int64_t>(size_of(dtype));
-  return compute_.view(dtype, shape,
-                       compute_begin_[static_cast<std::size_t>(tensor)] + first_element * width);
+  return compute_.view(dtype, shape, compute_layout_.begin[t] + first_element * width);
 }
 
 View ModelState::compute_value(std::size_t spec) const {
@@ -165,17 +160,9 @@ MutView ModelState::rounded(const OwnedPiece& piece) const {
 }
 
 MutView ModelState::compute_bytes(Range flat) const {
-  const auto byte_of = [this](std::int64_t element) {
-    const auto after =
-        std::upper_bound(layout_.tensor_begin.begin(), layout_.tensor_begin.end(), element);
-    const auto tensor = static_cast<std::size_t>(after - layout_.tensor_begin.begin() - 1);
-    const std::int64_t inside = element - layout_.tensor_begin[tensor];
-    if (inside >= layout_.tensors[tensor].n_elements) return compute_begin_[tensor + 1];
-    const Dtype dtype = dtype_of(static_cast<std::int64_t>(tensor));
-    return compute_begin_[tensor] + inside * static_cast<std::int64_t>(size_of(dtype));
-  };
-  const std::int64_t begin = byte_of(flat.begin);
-  return compute_.view(Dtype::u8, {byte_of(flat.end) - begin}, begin);
+  const std::int64_t begin = compute_layout_.byte_of(layout_, flat.begin);
+  const std::int64_t end = compute_layout_.byte_of(layout_, flat.end);
+  return compute_.view(Dtype::u8, {end - begin}, begin);
 }
 
 std::vector<std::size_t> ModelState::buckets_of(std::int64_t layer) const {

@@ -35,6 +35,17 @@ FlatLayout model_layout(const ModelConfig& config, std::int64_t bucket_bytes);
 /// matrices'.
 enum class GradientPart : std::uint8_t { all, mlp, attention, norms, matrices };
 
+/// Where what ops read lies, as bytes in the order of the flat layout: matrices and embeddings in
+/// the compute dtype, vectors in f32, each tensor aligned to 64 bytes.
+struct ComputeLayout {
+  std::vector<std::int64_t> begin;  ///< by tensor, and then the end
+  std::vector<Dtype> dtype;         ///< by tensor
+  std::int64_t n_bytes() const { return begin.back(); }
+  /// The byte of an element of the flat layout; in padding that of the next tensor.
+  std::int64_t byte_of(const FlatLayout& layout, std::int64_t element) const;
+};
+ComputeLayout compute_layout(const ModelConfig& config, const LayerRanges& ranges);
+
 /// What a rank holds of a model, and how it is cut.
 struct StateShape {
   LayerRanges ranges;
@@ -74,6 +85,7 @@ class ModelState {
     return specs_.size() - 1 - static_cast<std::size_t>(tensor);
   }
   const Shard& shard() const { return shard_; }
+  const ComputeLayout& compute_layout() const { return compute_layout_; }
 
   /// Starting values, a function of the seed and the tensors' names alone.
   void initialize(std::uint64_t seed);
@@ -127,7 +139,6 @@ class ModelState {
   /// Elements of a tensor as ops read them, seen under a shape.
   MutView compute_view(std::int64_t tensor, std::int64_t first_element, Shape shape) const;
   View compute_value(std::size_t spec) const;
-  Dtype dtype_of(std::int64_t tensor) const;
   void draw(std::int64_t tensor, std::uint64_t seed) const;
 
   ModelConfig config_;
@@ -137,7 +148,7 @@ class ModelState {
   std::vector<ParameterSpec> specs_;
   std::size_t n_parameters_;  // of the whole model
   std::vector<ParameterUse> uses_;
-  std::vector<std::int64_t> compute_begin_;  // bytes, by tensor and then the end
+  ComputeLayout compute_layout_;
   Storage compute_;
   Storage masters_;  // of the shard; empty under f32
   Storage borrowed_;
@@ -145,10 +156,6 @@ class ModelState {
   Storage v_;
   std::vector<Storage> gradients_;
 };
-
-/// Bytes of what ops read of a rank's parameters, paddings included.
-std::int64_t compute_value_bytes(const ModelConfig& config, const FlatLayout& layout,
-                                 const LayerRanges& ranges);
 
 /// Bytes of the copy of a tied embedding that the head's rank owns; 0 where there is none.
 std::int64_t borrowed_bytes(const ModelConfig& config, const LayerRanges& ranges);

@@ -6,11 +6,12 @@
 
 namespace llm {
 
-std::vector<std::int64_t> gather_cuts(const ModelState& state, std::size_t bucket, int n_pieces) {
-  const Range whole = state.layout().buckets[bucket].flat;
+std::vector<std::int64_t> gather_cuts(const FlatLayout& layout, const ComputeLayout& compute,
+                                      std::size_t bucket, int n_pieces) {
+  const std::int64_t begin = layout.buckets[bucket].flat.begin;
   std::vector<std::int64_t> cuts;
-  for (const std::int64_t cut : shard_cuts(state.layout(), bucket, n_pieces, norm_chunk_elements)) {
-    cuts.push_back(state.compute_bytes({whole.begin, whole.begin + cut}).n_bytes());
+  for (const std::int64_t cut : shard_cuts(layout, bucket, n_pieces, norm_chunk_elements)) {
+    cuts.push_back(compute.byte_of(layout, begin + cut) - compute.byte_of(layout, begin));
   }
   return cuts;
 }
@@ -22,7 +23,9 @@ ParameterGatherer::ParameterGatherer(Group& group, Plan plan, const ModelState& 
       updated_(group.transport.loop(), WaitName("updated", "optimizer_shard"),
                state.layout().buckets.size()) {
   for (std::size_t b = 0; b < state.layout().buckets.size(); ++b) {
-    const CollectiveShape shape{group.index, group.size(), gather_cuts(state, b, group.size())};
+    const CollectiveShape shape{
+        group.index, group.size(),
+        gather_cuts(state.layout(), state.compute_layout(), b, group.size())};
     gathers_.push_back(
         {state.compute_bytes(state.layout().buckets[b].flat), all_gather_plan(plan.form, shape)});
   }

@@ -48,8 +48,9 @@ class ParameterGatherer {
   std::vector<Gather> gathers_;  // by bucket
 };
 
-/// The bounds of a bucket's pieces among the bytes that ops read.
-std::vector<std::int64_t> gather_cuts(const ModelState& state, std::size_t bucket, int n_pieces);
+/// The bounds of a bucket's pieces (shard_cuts) among the bytes that ops read of it.
+std::vector<std::int64_t> gather_cuts(const FlatLayout& layout, const ComputeLayout& compute,
+                                      std::size_t bucket, int n_pieces);
 
 /// Parameters that every rank has whole, once they are gathered.
 ///

@@ -122,37 +122,6 @@ std::string batch_text(const Settings& s) {
 
 }  // namespace
 
-StepTraffic step_traffic(const Settings& s, int rank) {
-  StepTraffic traffic = stage_traffic(s, rank);
-  const int dp = s.grid.dp;
-  const GridPlace place = place_of(s.grid, rank);
-  const bool tells_losses = rank != 0 && reads_labels(s, rank);
-  traffic.n_control_messages =
-      s.grid.n_ranks() - 1 + (tells_losses ? s.partition.n_microbatches() : 0);
-  const std::vector<Bucket> buckets =
-      model_layout(s.model, layers_of(s, rank), s.bucket_bytes).buckets;
-  if (s.shares_memory) {  // a handle of each lane; then each bucket's "ready" and "summed"
-    traffic.n_start_messages = std::int64_t{s.n_reducer_lanes} * (dp - 1);
-    traffic.n_tensor_messages += 2 * static_cast<std::int64_t>(buckets.size()) * (dp - 1);
-    return traffic;
-  }
-  const CollectiveForm form = best_form(dp);
-  const auto count = [&](const std::vector<Transfer>& sends) {
-    for (const Transfer& send : sends) {
-      if (send.range.empty()) continue;
-      ++traffic.n_tensor_messages;
-      traffic.n_bytes += send.range.size() * 4;
-    }
-  };
-  for (const Bucket& bucket : buckets) {
-    const CollectiveShape shape{place.dp, dp,
-                                even_cuts(bucket.flat.size(), dp, FlatLayout::alignment_elements)};
-    for (const ReduceRound& round : reduce_scatter_plan(form, shape).rounds) count(round.sends);
-    for (const GatherRound& round : all_gather_plan(form, shape)) count(round.sends);
-  }
-  return traffic;
-}
-
 std::string plan_text(const Settings& s, std::int64_t ranks_per_node) {
   const std::int64_t n_ranks = s.grid.n_ranks();
   const std::int64_t n_nodes = (n_ranks + ranks_per_node - 1) / ranks_per_node;

@@ -2,6 +2,8 @@
 
 #include "actors/gradient_reducer.h"
 #include "actors/optimizer_shard.h"
+#include "actors/parameter_gatherer.h"
+#include "schedules/collective.h"
 #include "src/train/plan_report.h"
 #include "src/train/rank_plan.h"
 #include "tensor/ops/adamw.h"
@@ -28,7 +30,7 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
   const Shard shard = shard_of(layout, shape.n_pieces, shape.piece, norm_chunk_elements);
   const std::string share = shape.n_pieces == 1 ? "" : fmt::format(" of 1/{}", shape.n_pieces);
   add(ledger, LedgerKind::weights, fmt::format("parameters ({})", name_of(s.model.compute)),
-      compute_value_bytes(s.model, layout, layers));
+      compute_layout(s.model, layers).n_bytes());
   if (s.model.compute != Dtype::f32) {
     add(ledger, LedgerKind::weights, "masters (f32)" + share, shard.n_elements * 4);
   }
@@ -121,6 +123,76 @@ StepTraffic stage_traffic(const Settings& s, int rank) {
       static_cast<std::int64_t>(owned_parameters(s.model, layers_of(s, rank)).size());
   traffic.n_tensor_messages += s.grid.pp - 1;
   traffic.n_bytes += (s.grid.pp - 1) * n_owned * 8;
+  return traffic;
+}
+
+namespace {
+
+void count(StepTraffic& traffic, const std::vector<Transfer>& sends, std::int64_t element_bytes) {
+  for (const Transfer& send : sends) {
+    if (send.range.empty()) continue;
+    ++traffic.n_tensor_messages;
+    traffic.n_bytes += send.range.size() * element_bytes;
+  }
+}
+
+/// Gradients to the ranks that add them up, and back where every rank has all sums.
+void count_reductions(StepTraffic& traffic, const Settings& s, int member,
+                      const FlatLayout& layout) {
+  const int dp = s.grid.dp;
+  if (s.shares_memory) {  // a handle of each lane; then each bucket's "ready" and "summed"
+    traffic.n_start_messages = std::int64_t{s.n_reducer_lanes} * (dp - 1);
+    traffic.n_tensor_messages += 2 * static_cast<std::int64_t>(layout.buckets.size()) * (dp - 1);
+    return;
+  }
+  const CollectiveForm form = best_form(dp);
+  const auto pieces = piece_cuts(s, layout);
+  for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
+    const std::int64_t size = layout.buckets[b].flat.size();
+    const CollectiveShape shape{
+        member, dp,
+        pieces.empty() ? even_cuts(size, dp, FlatLayout::alignment_elements) : pieces[b]};
+    for (const ReduceRound& round : reduce_scatter_plan(form, shape).rounds) {
+      count(traffic, round.sends, 4);
+    }
+    if (!pieces.empty()) continue;
+    for (const GatherRound& round : all_gather_plan(form, shape)) count(traffic, round.sends, 4);
+  }
+}
+
+/// Updated parameters, and the sums of squares of owned chunks.
+void count_gathers(StepTraffic& traffic, const Settings& s, int rank, const FlatLayout& layout) {
+  const int member = place_of(s.grid, rank).dp;
+  const ComputeLayout compute = compute_layout(s.model, layers_of(s, rank));
+  for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
+    const CollectiveShape shape{member, s.grid.dp, gather_cuts(layout, compute, b, s.grid.dp)};
+    for (const GatherRound& round : all_gather_plan(shard_form(s), shape)) {
+      count(traffic, round.sends, 1);
+    }
+  }
+  const StateShape state = state_shape(s, rank);
+  std::int64_t n_chunks = 0;
+  for (const auto& pieces :
+       shard_of(layout, state.n_pieces, state.piece, norm_chunk_elements).pieces) {
+    for (const OwnedPiece& piece : pieces) {
+      n_chunks += (piece.elements.size() + norm_chunk_elements - 1) / norm_chunk_elements;
+    }
+  }
+  if (n_chunks == 0) return;
+  traffic.n_tensor_messages += s.grid.dp - 1;
+  traffic.n_bytes += (s.grid.dp - 1) * n_chunks * 8;
+}
+
+}  // namespace
+
+StepTraffic step_traffic(const Settings& s, int rank) {
+  StepTraffic traffic = stage_traffic(s, rank);
+  const bool tells_losses = rank != 0 && reads_labels(s, rank);
+  traffic.n_control_messages =
+      s.grid.n_ranks() - 1 + (tells_losses ? s.partition.n_microbatches() : 0);
+  const FlatLayout layout = model_layout(s.model, layers_of(s, rank), s.bucket_bytes);
+  count_reductions(traffic, s, place_of(s.grid, rank).dp, layout);
+  if (s.zero_stage > 0) count_gathers(traffic, s, rank, layout);
   return traffic;
 }
 
