@@ -33,9 +33,9 @@ inline constexpr std::int64_t tile_flops_bf16 = 3 * tile_flops;
 /// Traffic of one tile: about 0.2 ms at 20 GB/s.
 inline constexpr std::int64_t tile_bytes = 4'000'000;
 
-/// How oneDNN's products cut a sum depends on the number of rows at two places: below 16 rows, and
-/// at 100 where a row of b is a multiple of 4 KiB and a sum has more than 768 terms. Tiles of such
-/// products have 64 to 79 rows, so within an op a row has the same bits in every tile
+/// How oneDNN's products for AVX-512 cut a sum depends on the number of rows at two places: below
+/// 16 rows, and at 100 where a row of b is a multiple of 4 KiB and a sum has more than 768 terms.
+/// Tiles of such products have 64 to 79 rows, so within an op a row has the same bits in every tile
 /// (tests/tensor/linear_test.cpp).
 inline constexpr std::int64_t least_product_rows = 16;
 
