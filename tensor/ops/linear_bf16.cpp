@@ -120,7 +120,7 @@ void linear_backward_weight(Queue& queue, View x, View dy, Write write, MutView 
   const std::int64_t n = x.shape()[0];
   const std::int64_t n_in = x.shape()[1];
   const std::int64_t n_out = dy.shape()[1];
-  const RowCut cut = cut_by_bf16_flops(n_out, 2 * n_in * n);
+  const RowCut cut = cut_weight_by_bf16_flops(n_out, 2 * n_in * n);
   queue.tiles("linear_backward_weight", cut.n_tiles(), [=](std::int64_t tile) {
     const Range features = cut.rows(tile);
     const Bf16* columns = dy.as<Bf16>() + features.begin;
