@@ -5,6 +5,7 @@
 #include "tensor/ops/attention_kernels.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/elementwise_kernels.h"
+#include "tensor/ops/matmul.h"
 #include "tensor/ops/tiles.h"
 
 namespace llm {
@@ -155,6 +156,13 @@ void backward_tile(const Backward& v, std::int64_t sample, std::int64_t kv_head)
   group.write_qkv(dqkv, v.dqkv);
 }
 
+/// Whether the products of a call are bf16's own. Not of a thread's luck: both follow from the
+/// shape, the dtype and the process's kernel.
+bool multiplies_bf16(const AttentionShape& shape, Dtype dtype) {
+  return dtype == Dtype::bf16 && product_kernel() == ProductKernel::bf16 &&
+         shape.head_dim % 16 == 0;
+}
+
 }  // namespace
 
 void rope_forward(Queue& queue, AttentionShape shape, float theta, MutView qkv) {
@@ -172,8 +180,13 @@ void attention_forward(Queue& queue, AttentionShape shape, View qkv, const Dropo
   expect(out, "out", qkv.dtype(), {shape.n_tokens(), shape.n_heads * shape.head_dim});
   expect(log_sum_exp, "log_sum_exp", {shape.batch, shape.n_heads, shape.seq_len});
   const Forward views{shape, dropout, qkv, out, log_sum_exp};
+  const bool in_bf16 = multiplies_bf16(shape, qkv.dtype());
   queue.tiles("attention_forward", shape.batch * shape.n_heads, [=](std::int64_t tile) {
-    forward_tile(views, tile / shape.n_heads, tile % shape.n_heads);
+    const std::int64_t sample = tile / shape.n_heads;
+    const std::int64_t head = tile % shape.n_heads;
+    if (!in_bf16) return forward_tile(views, sample, head);
+    bf16::attention_forward(
+        {shape, qkv.as<Bf16>(), dropout, out.as<Bf16>(), log_sum_exp.as<float>()}, sample, head);
   });
 }
 
@@ -186,8 +199,14 @@ void attention_backward(Queue& queue, AttentionShape shape, View qkv, View out, 
   expect(log_sum_exp, "log_sum_exp", {shape.batch, shape.n_heads, shape.seq_len});
   expect(dqkv, "dqkv", qkv.dtype(), qkv.shape());
   const Backward views{shape, dropout, qkv, out, log_sum_exp, dout, dqkv};
+  const bool in_bf16 = multiplies_bf16(shape, qkv.dtype());
   queue.tiles("attention_backward", shape.batch * shape.n_kv_heads, [=](std::int64_t tile) {
-    backward_tile(views, tile / shape.n_kv_heads, tile % shape.n_kv_heads);
+    const std::int64_t sample = tile / shape.n_kv_heads;
+    const std::int64_t kv_head = tile % shape.n_kv_heads;
+    if (!in_bf16) return backward_tile(views, sample, kv_head);
+    bf16::attention_backward({shape, qkv.as<Bf16>(), out.as<Bf16>(), log_sum_exp.as<float>(),
+                              dout.as<Bf16>(), dropout, dqkv.as<Bf16>()},
+                             sample, kv_head);
   });
 }
 

@@ -164,6 +164,33 @@ TEST_CASE("rotary positions and attention in a low dtype are the rounded f32 one
   }
 }
 
+TEST_CASE("attention by products of bf16 stays within a rounding of the probabilities") {
+  if (!has_fast_bf16()) return;
+  for (const std::int64_t seq_len : {1, 2, 61, 96, 255}) {
+    for (const float p : {0.0f, 0.2f}) {
+      INFO(seq_len << " tokens, dropout " << p);
+      Queue queue;
+      const AttentionShape shape{2, seq_len, 4, 2, seq_len == 61 ? 16 : 64};
+      const std::int64_t n = shape.n_tokens(), out_width = shape.n_heads * shape.head_dim;
+      const Dropout dropout{.p = p, .seed = 5, .first_sample = 3};
+      Both qkv = random_both({n, shape.qkv_width()}, Dtype::bf16, 1), dqkv = qkv;
+      Both out = random_both({n, out_width}, Dtype::bf16, 2), dout = out;
+      const Tensor log_sum({2, 4, seq_len}), log_sum2({2, 4, seq_len});
+      attention_forward(queue, shape, qkv.low, dropout, out.low, log_sum);
+      attention_forward(queue, shape, qkv.wide, dropout, out.wide, log_sum2);
+      queue.finish();
+      check_close(log_sum, log_sum2, 1e-6);
+      // A probability rounds, a sum of them does, and so does what is stored.
+      CHECK(relative_distance(out.low, out.wide) < unit_roundoff(Dtype::bf16));
+      out = Both(out.low, Dtype::bf16);
+      attention_backward(queue, shape, qkv.low, out.low, log_sum, dout.low, dropout, dqkv.low);
+      attention_backward(queue, shape, qkv.wide, out.wide, log_sum, dout.wide, dropout, dqkv.wide);
+      queue.finish();
+      CHECK(relative_distance(dqkv.low, dqkv.wide) < unit_roundoff(Dtype::bf16));
+    }
+  }
+}
+
 TEST_CASE("an embedding in a low dtype sums in f32 and its gradients are f32") {
   for (const Dtype dtype : low_dtypes) {
     Queue queue;
