@@ -1,10 +1,10 @@
 // Attention by the CPU's products of bf16, which sum two terms at once: each operand is laid out so
 // that the two terms of a sum lie side by side (strip_product-inl.h), once a head or a block.
 #include <algorithm>
-#include <vector>
 
 #include "src/base/range.h"
 #include "tensor/ops/attention_kernels.h"
+#include "tensor/ops/scratch.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/ops/attention_bf16.cpp"
@@ -57,21 +57,18 @@ void pair_rows(const Bf16* x, std::int64_t stride, std::int64_t n_rows, std::int
 /// Scratch of a tile, kept by the thread. Rows of scores are padded to whole panels.
 struct PairScratch {
   std::int64_t padded;
-  std::vector<float> keys, values;                ///< pairs of columns, turned on their side
-  std::vector<float> row_pairs;                   ///< of values forward, of keys backward
-  std::vector<float> queries, dout;               ///< pairs of a block's rows
-  std::vector<float> scores, dp;                  ///< a strip, f32
-  std::vector<Bf16> rounded;                      ///< a strip: what multiplies rows
-  std::vector<float> prob_pairs, gradient_pairs;  ///< pairs of a block's rows
-  std::vector<float> sums, dkeys, dvalues, factors;
+  Scratch<float> keys, values;                ///< pairs of columns, turned on their side
+  Scratch<float> row_pairs;                   ///< of values forward, of keys backward
+  Scratch<float> queries, dout;               ///< pairs of a block's rows
+  Scratch<float> scores, dp;                  ///< a strip, f32
+  Scratch<Bf16> rounded;                      ///< a strip: what multiplies rows
+  Scratch<float> prob_pairs, gradient_pairs;  ///< pairs of a block's rows
+  Scratch<float> sums, dkeys, dvalues, factors;
 };
 
 PairScratch& pair_scratch(const AttentionShape& shape, bool backward) {
   static thread_local PairScratch s;
   s.padded = panels(shape.seq_len) * panel_width;
-  const auto at_least = [](auto& x, std::int64_t n) {
-    if (x.size() < static_cast<std::size_t>(n)) x.resize(static_cast<std::size_t>(n));
-  };
   const std::int64_t half_head = shape.head_dim / 2 * s.padded;
   at_least(s.keys, half_head);
   at_least(s.row_pairs, half_head);
@@ -91,9 +88,17 @@ PairScratch& pair_scratch(const AttentionShape& shape, bool backward) {
   return s;
 }
 
+std::int64_t pair_scratch_bytes(const AttentionShape& shape) {
+  const std::int64_t padded = panels(shape.seq_len) * panel_width;
+  const std::int64_t head_rows = 3 * padded / 2 + strip_rows + block_rows + 2 * shape.seq_len;
+  const std::int64_t score_rows = 2 * strip_rows + strip_rows / 2 + 1 + block_rows;
+  return (head_rows * shape.head_dim + score_rows * padded) *
+         static_cast<std::int64_t>(sizeof(float));
+}
+
 /// Rows of x, by a head's columns turned on their side, into c.
 void multiply_head(const Bf16* x, std::int64_t stride, std::int64_t n_rows, std::int64_t width,
-                   const std::vector<float>& turned, float* c, const AttentionShape& shape,
+                   const Scratch<float>& turned, float* c, const AttentionShape& shape,
                    const PairScratch& scratch) {
   strip_product<Terms::pairs>({.n_rows = n_rows,
                                .width = width,
@@ -307,6 +312,10 @@ void attention_forward(const AttentionForwardOf<Bf16>& call, std::int64_t sample
 void attention_backward(const AttentionBackwardOf<Bf16>& call, std::int64_t sample,
                         std::int64_t kv_head) {
   N_AVX3::backward_group(call, sample, kv_head);
+}
+
+std::int64_t attention_scratch_bytes(const AttentionShape& shape) {
+  return N_AVX3::pair_scratch_bytes(shape);
 }
 
 }  // namespace llm::bf16

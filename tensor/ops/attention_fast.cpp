@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "tensor/ops/attention_kernels.h"
+#include "tensor/ops/scratch.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/ops/attention_fast.cpp"
@@ -40,17 +40,14 @@ void rope(const RopeRow& p) {
 
 /// Scratch of a tile, kept by the thread: keys and values turned on their side, scores and their
 /// gradients (a block of rows, padded to whole panels), one row of dropout factors.
-struct Scratch {
+struct HeadScratch {
   std::int64_t padded;
-  std::vector<float> keys, values, scores, dp, factors;
+  Scratch<float> keys, values, scores, dp, factors;
 };
 
-Scratch& scratch_for(const AttentionShape& shape) {
-  static thread_local Scratch scratch;
+HeadScratch& scratch_for(const AttentionShape& shape) {
+  static thread_local HeadScratch scratch;
   scratch.padded = panels(shape.seq_len) * panel_width;
-  const auto at_least = [](std::vector<float>& x, std::int64_t n) {
-    if (x.size() < static_cast<std::size_t>(n)) x.resize(static_cast<std::size_t>(n));
-  };
   at_least(scratch.keys, shape.head_dim * scratch.padded);
   at_least(scratch.values, shape.head_dim * scratch.padded);
   at_least(scratch.scores, block_rows * scratch.padded);
@@ -58,10 +55,15 @@ Scratch& scratch_for(const AttentionShape& shape) {
   at_least(scratch.factors, scratch.padded);
   return scratch;
 }
+inline std::int64_t scratch_bytes(const AttentionShape& shape) {
+  const std::int64_t padded = panels(shape.seq_len) * panel_width;
+  return (2 * shape.head_dim + 2 * block_rows + 1) * padded *
+         static_cast<std::int64_t>(sizeof(float));
+}
 
 /// Queries [begin, end): scores, softmax, values. The sums divide the output, not the row of p.
 void forward_strip(const AttentionForward& call, const Head& h, std::int64_t begin,
-                   std::int64_t end, std::uint64_t key, Scratch& scratch) {
+                   std::int64_t end, std::uint64_t key, HeadScratch& scratch) {
   const std::int64_t head_dim = h.shape.head_dim;
   float* scores = scratch.scores.data();
   strip_product({.n_rows = end - begin,
@@ -106,7 +108,7 @@ void forward_strip(const AttentionForward& call, const Head& h, std::int64_t beg
 void attention_forward(const AttentionForward& call, std::int64_t sample, std::int64_t head) {
   const Head h{call.shape, sample, head, call.first_head};
   const std::int64_t seq_len = call.shape.seq_len;
-  Scratch& scratch = scratch_for(call.shape);
+  HeadScratch& scratch = scratch_for(call.shape);
   const std::uint64_t key = call.dropout.p > 0 ? call.dropout.key(sample) : 0;
   pack_transposed(call.qkv + h.key(0), h.width(), seq_len, call.shape.head_dim,
                   scratch.keys.data());
@@ -119,7 +121,7 @@ void attention_forward(const AttentionForward& call, std::int64_t sample, std::i
 /// strip's rows of scratch, and the queries' gradients.
 void backward_strip(const AttentionBackward& call, const Head& h, std::int64_t begin,
                     std::int64_t end, std::int64_t block_end, std::uint64_t key, float* scores,
-                    float* dp, Scratch& scratch) {
+                    float* dp, HeadScratch& scratch) {
   const std::int64_t head_dim = h.shape.head_dim;
   StripProduct product{.n_rows = end - begin,
                        .width = whole_lanes(end),
@@ -165,7 +167,7 @@ void backward_strip(const AttentionBackward& call, const Head& h, std::int64_t b
 /// The part of dk and dv that queries [begin, end) give, six keys at a time. Queries before a
 /// strip's first key give nothing.
 void key_gradients(const AttentionBackward& call, const Head& h, std::int64_t begin,
-                   std::int64_t end, bool add, const Scratch& scratch) {
+                   std::int64_t end, bool add, const HeadScratch& scratch) {
   for (std::int64_t key = 0; key < end; key += strip_rows) {
     const std::int64_t first = std::max(begin, key);
     const std::int64_t at = (first - begin) * scratch.padded + key;
@@ -194,7 +196,7 @@ void attention_backward(const AttentionBackward& call, std::int64_t sample, std:
   const AttentionShape& shape = call.shape;
   const std::int64_t group_size = HeadColumns(shape).group_size();
   const Head first{shape, sample, kv_head * group_size, call.first_head};
-  Scratch& scratch = scratch_for(shape);
+  HeadScratch& scratch = scratch_for(shape);
   const std::uint64_t key = call.dropout.p > 0 ? call.dropout.key(sample) : 0;
   pack_transposed(call.qkv + first.key(0), first.width(), shape.seq_len, shape.head_dim,
                   scratch.keys.data());
@@ -238,6 +240,10 @@ void attention_forward(const AttentionForward& call, std::int64_t sample, std::i
 
 void attention_backward(const AttentionBackward& call, std::int64_t sample, std::int64_t kv_head) {
   HWY_DYNAMIC_DISPATCH(attention_backward)(call, sample, kv_head);
+}
+
+std::int64_t attention_scratch_bytes(const AttentionShape& shape) {
+  return HWY_NAMESPACE::scratch_bytes(shape);
 }
 
 }  // namespace fast

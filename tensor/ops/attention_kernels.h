@@ -99,6 +99,8 @@ namespace fast {
 void rope(const RopeRow& row);
 void attention_forward(const AttentionForward& call, std::int64_t sample, std::int64_t head);
 void attention_backward(const AttentionBackward& call, std::int64_t sample, std::int64_t kv_head);
+/// What a thread keeps after both.
+std::int64_t attention_scratch_bytes(const AttentionShape& shape);
 }  // namespace fast
 
 /// By the CPU's products of bf16: where has_fast_bf16() and head_dim is a multiple of 16. Scores,
@@ -108,6 +110,7 @@ void attention_forward(const AttentionForwardOf<Bf16>& call, std::int64_t sample
                        std::int64_t head);
 void attention_backward(const AttentionBackwardOf<Bf16>& call, std::int64_t sample,
                         std::int64_t kv_head);
+std::int64_t attention_scratch_bytes(const AttentionShape& shape);
 }  // namespace bf16
 
 }  // namespace llm

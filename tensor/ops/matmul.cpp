@@ -6,10 +6,10 @@
 #include <atomic>
 #include <string>
 #include <unordered_map>
-#include <vector>
 
 #include "src/base/check.h"
 #include "src/base/error.h"
+#include "tensor/ops/scratch.h"
 
 // From libgomp, which Debian's oneDNN runs on. Declared here so that nothing needs -fopenmp.
 extern "C" void omp_set_num_threads(int n_threads);
@@ -111,10 +111,10 @@ void execute(const Matmul& p) {
 
 /// Fewer rows than a block: together with rows of zeros they make one.
 void execute_padded(Matmul p) {
-  static thread_local std::vector<float> scratch;
-  scratch.assign(static_cast<std::size_t>(block_rows * (p.k + p.n)), 0.0f);
-  float* a = scratch.data();
+  static thread_local Scratch<float> scratch;
+  float* a = at_least(scratch, block_rows * (p.k + p.n));
   float* c = a + block_rows * p.k;
+  std::fill_n(a, block_rows * (p.k + p.n), 0.0f);
   for (std::int64_t i = 0; i < p.m; ++i) {
     std::copy_n(p.a + i * p.lda, p.k, a + i * p.k);
     if (p.beta != 0) std::copy_n(p.c + i * p.ldc, p.n, c + i * p.n);
@@ -136,6 +136,10 @@ bool has_rows_of_one_kind() {
 }
 
 }  // namespace
+
+std::int64_t product_scratch_elements(std::int64_t n, std::int64_t k) {
+  return has_rows_of_one_kind() ? 0 : block_rows * (k + n);
+}
 
 void matmul(const Matmul& p) {
   if (p.m == 0 || p.n == 0) return;

@@ -21,6 +21,7 @@ struct RowCut {
     const std::int64_t rest = n_rows % rows_per_tile;
     return n_whole + (n_whole == 0 ? rest > 0 : rest >= least_rows);
   }
+  std::int64_t most_rows() const { return std::min(n_rows, rows_per_tile + least_rows - 1); }
   Range rows(std::int64_t tile) const {
     const std::int64_t begin = tile * rows_per_tile;
     return {begin, tile + 1 == n_tiles() ? n_rows : begin + rows_per_tile};

@@ -137,6 +137,37 @@ TEST_CASE("dropout with and without a residual in a low dtype is the rounded f32
   }
 }
 
+TEST_CASE("a fused op rounds its result once, where its parts would round one after the other") {
+  Queue queue;
+  // 1 + 2^-8 lies between two numbers of bf16, and goes to the even one, 1.
+  const Tensor x = converted(tensor_of({1, 2}, {1, 0x1p-8f}), Dtype::bf16);
+  const Tensor ones = converted(tensor_of({1, 2}, {1, 1}), Dtype::bf16);
+  const Tensor bias = tensor_of({1}, {0x1p-8f}), y({1, 1}, Dtype::bf16);
+  for (const ProductKernel kernel : product_kernels()) {
+    const UseProductKernel use(kernel);
+    linear_forward(queue, x, ones, View(), y);
+    queue.finish();
+    CHECK(to_float(y.view().as<Bf16>()[0]) == 1);
+    linear_forward(queue, x, ones, bias, y);
+    queue.finish();
+    CHECK(to_float(y.view().as<Bf16>()[0]) == 1 + 0x1p-7f);  // a second rounding would give 1
+  }
+  // Kept elements are 4/3, which goes to 1 + 43/128.
+  const Tensor one = converted(tensor_of({1, 1}, {1}), Dtype::bf16), sum({1, 1}, Dtype::bf16);
+  const Tensor residual = converted(tensor_of({1, 1}, {-1 - 42.0f / 128}), Dtype::bf16);
+  Dropout dropout{.p = 0.25f};
+  int n_kept = 0;
+  for (dropout.seed = 1; dropout.seed < 20; ++dropout.seed) {
+    dropout_forward(queue, dropout, 1, one, residual, sum);
+    queue.finish();
+    const float result = to_float(sum.view().as<Bf16>()[0]);
+    if (result < 0) continue;
+    ++n_kept;
+    CHECK(result == Approx(4.0 / 3 - 1 - 42.0 / 128).epsilon(0x1p-8));  // else 1/128
+  }
+  CHECK(n_kept > 0);
+}
+
 TEST_CASE("rotary positions and attention in a low dtype are the rounded f32 ones") {
   for (const Dtype dtype : low_dtypes) {
     for (const float p : {0.0f, 0.2f}) {
