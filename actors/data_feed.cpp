@@ -15,6 +15,25 @@ std::int64_t rank_samples(const Partition& partition) {
   return partition.global_batch() / partition.dp;
 }
 
+std::int64_t two_steps(const DataFeed::Plan& plan, const SampleSource& source) {
+  return i32_bytes(2 * rank_samples(plan.partition) * source.seq_len());
+}
+
+std::int64_t all_buffers(const ValidationFeed::Plan& plan, const SampleSource& source) {
+  return i32_bytes(plan.n_buffers * plan.microbatch_samples * source.seq_len());
+}
+
+/// Tokens or labels in `storage`; empty where the rank has none.
+MutView ids_in(const Storage& storage, std::int64_t n, std::int64_t begin) {
+  if (storage.n_bytes() == 0) return {};
+  return storage.view(Dtype::i32, {n}, i32_bytes(begin));
+}
+
+SampleOut out_of(const MutView& tokens, const MutView& labels) {
+  return {tokens.empty() ? nullptr : tokens.as<std::int32_t>(),
+          labels.empty() ? nullptr : labels.as<std::int32_t>()};
+}
+
 }  // namespace
 
 DataFeed::DataFeed(Loop& loop, Plan plan, SampleSource& source,
@@ -24,8 +43,8 @@ DataFeed::DataFeed(Loop& loop, Plan plan, SampleSource& source,
       stop_requested_(std::move(stop_requested)),
       out_(std::move(out)),
       parameters_updated_(loop, WaitName("parameters_updated", "optimizer_shard")),
-      tokens_(i32_bytes(2 * rank_samples(plan_.partition) * source.seq_len())),
-      labels_(i32_bytes(2 * rank_samples(plan_.partition) * source.seq_len())) {}
+      tokens_(plan_.has_tokens ? two_steps(plan_, source) : 0),
+      labels_(plan_.has_labels ? two_steps(plan_, source) : 0) {}
 
 Task<> DataFeed::run() {
   for (std::int64_t step = plan_.first_step; step < plan_.n_steps; ++step) {
@@ -47,17 +66,20 @@ void DataFeed::feed(std::int64_t step) {
     const Range samples = partition.samples(first + m);
     const std::int64_t begin = half + (samples.begin - first_sample) * seq_len;
     const std::int64_t n_tokens = samples.size() * seq_len;
-    const MutView tokens = tokens_.view(Dtype::i32, {n_tokens}, i32_bytes(begin));
-    const MutView labels = labels_.view(Dtype::i32, {n_tokens}, i32_bytes(begin));
+    const MutView tokens = ids_in(tokens_, n_tokens, begin);
+    const MutView labels = ids_in(labels_, n_tokens, begin);
     const std::int64_t position = step * partition.global_batch() + samples.begin;
-    fetch_batch(source_, {position, position + samples.size()},
-                {tokens.as<std::int32_t>(), labels.as<std::int32_t>()});
-    const std::int32_t* const label = labels.as<std::int32_t>();
-    facts.n_valid += n_tokens - std::count(label, label + n_tokens, ignored_label);
+    if (plan_.has_tokens || plan_.has_labels) {
+      fetch_batch(source_, {position, position + samples.size()}, out_of(tokens, labels));
+    }
+    if (plan_.has_labels) {
+      const std::int32_t* const label = labels.as<std::int32_t>();
+      facts.n_valid += n_tokens - std::count(label, label + n_tokens, ignored_label);
+    }
     out_.microbatch(step * partition.n_microbatches() + m,
                     Microbatch(samples.begin, samples.size(), tokens, labels));
   }
-  out_.step_facts(step * partition.dp + plan_.dp_rank, facts);
+  out_.step_facts(step * plan_.n_ranks + plan_.rank, facts);
 }
 
 ValidationFeed::ValidationFeed(Loop& loop, Plan plan, SampleSource& source,
@@ -66,8 +88,8 @@ ValidationFeed::ValidationFeed(Loop& loop, Plan plan, SampleSource& source,
       source_(source),
       validation_(std::move(validation)),
       wanted_(loop, WaitName("validation wanted", "stage")),
-      tokens_(i32_bytes(2 * plan.microbatch_samples * source.seq_len())),
-      labels_(i32_bytes(2 * plan.microbatch_samples * source.seq_len())) {}
+      tokens_(plan.has_tokens ? all_buffers(plan, source) : 0),
+      labels_(plan.has_labels ? all_buffers(plan, source) : 0) {}
 
 Task<> ValidationFeed::run() {
   const std::int64_t seq_len = source_.seq_len();
@@ -77,10 +99,12 @@ Task<> ValidationFeed::run() {
     const std::int64_t index = plan_.microbatches.begin + key % plan_.microbatches.size();
     const Range samples{index * plan_.microbatch_samples,
                         std::min(plan_.n_samples, (index + 1) * plan_.microbatch_samples)};
-    const std::int64_t half = i32_bytes(key % 2 * plan_.microbatch_samples * seq_len);
-    const MutView tokens = tokens_.view(Dtype::i32, {samples.size() * seq_len}, half);
-    const MutView labels = labels_.view(Dtype::i32, {samples.size() * seq_len}, half);
-    fetch_batch(source_, samples, {tokens.as<std::int32_t>(), labels.as<std::int32_t>()});
+    const std::int64_t begin = key % plan_.n_buffers * plan_.microbatch_samples * seq_len;
+    const MutView tokens = ids_in(tokens_, samples.size() * seq_len, begin);
+    const MutView labels = ids_in(labels_, samples.size() * seq_len, begin);
+    if (plan_.has_tokens || plan_.has_labels) {
+      fetch_batch(source_, samples, out_of(tokens, labels));
+    }
     validation_(key, Microbatch(samples.begin, samples.size(), tokens, labels));
   }
 }

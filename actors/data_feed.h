@@ -17,13 +17,18 @@ namespace llm {
 ///
 ///   receives  parameters_updated(step)   from the optimizer: step - 1 is over, its buffer is free
 ///   sends     microbatch(step * A + m)   to the stage
-///             step_facts(step * dp + rank)  to the optimizer of every rank: valid tokens, stop
-///   holds     tokens and labels of two steps
+///             step_facts(step * n_ranks + rank)  to the optimizer of every rank: valid tokens (a
+///             microbatch's are counted where its labels are), stop
+///   holds     tokens and labels of two steps, where the rank's stages read them
 class DataFeed {
  public:
   struct Plan {
     Partition partition;
     int dp_rank = 0;
+    int rank = 0;
+    int n_ranks = 1;
+    bool has_tokens = true;  ///< views of what the rank does not read are empty
+    bool has_labels = true;
     std::int64_t first_step = 0;
     std::int64_t n_steps = 0;
   };
@@ -53,9 +58,9 @@ class DataFeed {
 
 /// Fetches validation microbatches when the stage wants them.
 ///
-///   receives  wanted(round * n + i)       from the stage, at most two outstanding
+///   receives  wanted(round * n + i)       from the stage, at most n_buffers outstanding
 ///   sends     validation(round * n + i)   to the stage
-///   holds     two microbatches
+///   holds     n_buffers microbatches
 class ValidationFeed {
  public:
   struct Plan {
@@ -63,6 +68,9 @@ class ValidationFeed {
     std::int64_t microbatch_samples = 1;  ///< the last one may be smaller
     std::int64_t n_samples = 0;           ///< of the validation set
     std::int64_t n_rounds = 0;
+    std::int64_t n_buffers = 2;
+    bool has_tokens = true;
+    bool has_labels = true;
   };
 
   ValidationFeed(Loop& loop, Plan plan, SampleSource& source, Port<Microbatch> validation);
@@ -75,7 +83,7 @@ class ValidationFeed {
   SampleSource& source_;
   const Port<Microbatch> validation_;
   Inbox<Ready> wanted_;
-  Storage tokens_;  // (2, microbatch_samples, seq_len) i32
+  Storage tokens_;  // (n_buffers, microbatch_samples, seq_len) i32
   Storage labels_;
 };
 

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 
-#include "src/comm/collective.h"
-
 namespace llm {
 namespace {
+
+// 64 KB of each rank's vector: two to eight of them fit a core's second cache.
+constexpr std::int64_t in_place_elements = 16384;
 
 CollectiveShape shape_of(const Bucket& bucket, GroupPlace place) {
   return {place.rank, place.n_ranks,
@@ -21,6 +22,7 @@ GradientReducer::GradientReducer(Loop& loop, Queue& queue, Plan plan, Group& gro
       plan_(plan),
       group_(group),
       n_buckets_(static_cast<std::int64_t>(buckets.size())),
+      gradients_(flat_gradients),
       out_(std::move(out)),
       grads_ready_(loop, WaitName("grads_ready", "stage"), buckets.size()) {
   const CollectiveForm form = best_form(group.size());
@@ -28,26 +30,52 @@ GradientReducer::GradientReducer(Loop& loop, Queue& queue, Plan plan, Group& gro
   for (std::int64_t b = plan.lane; b < n_buckets_; b += plan.n_lanes) {
     const Bucket& bucket = buckets[static_cast<std::size_t>(b)];
     const CollectiveShape shape = shape_of(bucket, {group.index, group.size()});
-    sums_.push_back({b, part(flat_gradients, bucket.flat.begin, {bucket.flat.size()}),
-                     reduce_scatter_plan(form, shape), all_gather_plan(form, shape)});
-    scratch_elements = std::max(scratch_elements, sums_.back().scatter.scratch_elements);
+    Sums& sums = sums_.emplace_back();
+    sums.bucket = b;
+    sums.flat = bucket.flat;
+    if (plan.shared) {
+      sums.in_place = in_place_plan(shape, in_place_elements);
+      continue;
+    }
+    sums.scatter = reduce_scatter_plan(form, shape);
+    sums.gather = all_gather_plan(form, shape);
+    scratch_elements = std::max(scratch_elements, sums.scatter.scratch_elements);
   }
   scratch_ = Storage(scratch_elements * 4);
 }
 
 Task<> GradientReducer::run() {
-  const MutView scratch = scratch_.view(Dtype::f32, {scratch_.n_bytes() / 4});
+  if (plan_.shared) co_await map_peers();
   for (std::int64_t step = plan_.first_step; step < plan_.n_steps; ++step) {
-    for (const Sums& sum : sums_) {
-      const std::int64_t key = step * n_buckets_ + sum.bucket;
+    for (const Sums& sums : sums_) {
+      const std::int64_t key = step * n_buckets_ + sums.bucket;
       co_await grads_ready_.take(key);
-      const auto bucket = static_cast<int>(sum.bucket);
+      const auto bucket = static_cast<int>(sums.bucket);
       const CollectiveId id(plan_.first_tag + bucket % plan_.n_tags, step, bucket);
-      co_await reduce_scatter(group_, queue_, sum.scatter, id, sum.vector, scratch);
-      co_await all_gather(group_, sum.gather, id, sum.vector);
+      co_await sum(sums, id);
       out_.reduced(key, Ready{});
     }
   }
+}
+
+Task<> GradientReducer::map_peers() {
+  std::vector<SharedHandle> handles(static_cast<std::size_t>(group_.size()));
+  handles[static_cast<std::size_t>(group_.index)] = *plan_.shared;
+  // The tag of the lane's first bucket, whose messages follow.
+  const CollectiveId id(plan_.first_tag + plan_.lane, plan_.first_step, plan_.lane);
+  co_await exchange_handles(group_, id, handles);
+  shared_ = GroupVectors(group_.index, gradients_, handles);
+}
+
+Task<> GradientReducer::sum(const Sums& sums, CollectiveId id) {
+  if (plan_.shared) {
+    co_await sum_in_place(group_, queue_, sums.in_place, id, shared_, sums.flat);
+    co_return;
+  }
+  const MutView vector = part(gradients_, sums.flat.begin, {sums.flat.size()});
+  const MutView scratch = scratch_.view(Dtype::f32, {scratch_.n_bytes() / 4});
+  co_await reduce_scatter(group_, queue_, sums.scatter, id, vector, scratch);
+  co_await all_gather(group_, sums.gather, id, vector);
 }
 
 std::int64_t reducer_scratch_bytes(const std::vector<Bucket>& buckets, GroupPlace place,

@@ -1,10 +1,12 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "actors/messages.h"
 #include "schedules/buckets.h"
 #include "schedules/collective.h"
+#include "src/comm/collective.h"
 #include "src/comm/transport.h"
 #include "src/rt/inbox.h"
 #include "src/rt/port.h"
@@ -18,9 +20,12 @@ namespace llm {
 /// while the backward of earlier layers goes on. One lane holds one bucket in flight; more lanes
 /// are more reducers, lane l taking the buckets l, l + n_lanes, ...
 ///
+/// Where the group's ranks share a machine's memory, each adds up its piece of all ranks' gradients
+/// where they lie, and messages say only when; elsewhere the pieces are the messages. Same bits.
+///
 ///   receives  grads_ready(step * n_buckets + bucket)   from the stage, once a step
 ///   sends     reduced(step * n_buckets + bucket)       to the optimizer
-///   holds     scratch for one bucket's receives
+///   holds     scratch for one bucket's receives, or the mapped gradients of the other ranks
 class GradientReducer {
  public:
   struct Plan {
@@ -30,6 +35,8 @@ class GradientReducer {
     int n_tags = 1;
     std::int64_t first_step = 0;
     std::int64_t n_steps = 0;
+    /// Of `flat_gradients`, where all ranks of the group can map each other's; on all or on none.
+    std::optional<SharedHandle> shared = {};
   };
   struct Outbox {
     Port<Ready> reduced;
@@ -45,19 +52,24 @@ class GradientReducer {
   /// One bucket's sums, decided once: the same every step.
   struct Sums {
     std::int64_t bucket;
-    MutView vector;
+    Range flat;
     ReduceScatterPlan scatter;
     std::vector<GatherRound> gather;
+    InPlacePlan in_place;
   };
+  Task<> map_peers();
+  Task<> sum(const Sums& sums, CollectiveId id);
 
   Queue& queue_;
   const Plan plan_;
   Group& group_;
   const std::int64_t n_buckets_;
+  const MutView gradients_;
   const Outbox out_;
   Inbox<Ready> grads_ready_;
   std::vector<Sums> sums_;
-  Storage scratch_;
+  Storage scratch_;      // without shared memory
+  GroupVectors shared_;  // with it
 };
 
 /// A rank's place in its group.
@@ -66,7 +78,7 @@ struct GroupPlace {
   int n_ranks;
 };
 
-/// Bytes of the scratch of one lane's reducer for `buckets`: for --plan.
+/// Bytes of the scratch of one lane's reducer for `buckets`, without shared memory: for --plan.
 std::int64_t reducer_scratch_bytes(const std::vector<Bucket>& buckets, GroupPlace place,
                                    int n_lanes, int lane);
 

@@ -18,6 +18,20 @@ std::int64_t bucket_elements(std::int64_t bucket_bytes) {
   return std::max<std::int64_t>(1, bucket_bytes / 4);
 }
 
+std::vector<ParameterSpec> specs_of(const ModelConfig& config,
+                                    const std::vector<std::size_t>& indices) {
+  const std::vector<ParameterSpec> all = parameters(config);
+  std::vector<ParameterSpec> specs;
+  for (const std::size_t i : indices) specs.push_back(all[i]);
+  return specs;
+}
+
+/// A norm inside a block: its gradients come with the input half of the block's backward.
+bool is_block_norm(Role role) {
+  return role == Role::norm1_weight || role == Role::norm1_bias || role == Role::norm2_weight ||
+         role == Role::norm2_bias;
+}
+
 }  // namespace
 
 std::int64_t copy_bytes(const ModelConfig& config, const FlatLayout& layout) {
@@ -30,32 +44,77 @@ AccumulationPlan accumulation_plan(Accumulation kind, int n_microbatches) {
   return {kind, std::vector<AccumulationStep>(static_cast<std::size_t>(n_microbatches), {0, 0})};
 }
 
-FlatLayout model_layout(const ModelConfig& config, std::int64_t bucket_bytes) {
+std::int64_t borrowed_bytes(const ModelConfig& config, const LayerRanges& ranges) {
+  if (!borrows_embedding(config, ranges)) return 0;
+  return config.vocab_size * config.hidden_size *
+         static_cast<std::int64_t>(size_of(config.compute));
+}
+
+FlatLayout model_layout(const ModelConfig& config, const LayerRanges& ranges,
+                        std::int64_t bucket_bytes) {
   std::vector<FlatTensor> tensors;
-  for (const ParameterSpec& spec : parameters(config)) {
+  for (const ParameterSpec& spec : specs_of(config, owned_parameters(config, ranges))) {
     tensors.push_back({spec.n_elements(), spec.layer});
   }
   std::reverse(tensors.begin(), tensors.end());
   return flat_layout(tensors, bucket_elements(bucket_bytes), norm_chunk_elements);
 }
 
-ModelState::ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int n_gradient_buffers)
+FlatLayout model_layout(const ModelConfig& config, std::int64_t bucket_bytes) {
+  return model_layout(config, {all_layers(config)}, bucket_bytes);
+}
+
+ModelState::ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int n_gradient_buffers,
+                       bool shares_gradients)
+    : ModelState(config, {all_layers(config)}, bucket_bytes, n_gradient_buffers, shares_gradients) {
+}
+
+ModelState::ModelState(const ModelConfig& config, const LayerRanges& ranges,
+                       std::int64_t bucket_bytes, int n_gradient_buffers, bool shares_gradients)
     : config_(config),
-      layout_(model_layout(config, bucket_bytes)),
-      specs_(parameters(config)),
+      layout_(model_layout(config, ranges, bucket_bytes)),
+      canonical_(owned_parameters(config, ranges)),
+      specs_(specs_of(config, canonical_)),
+      n_parameters_(parameters(config).size()),
       uses_(parameter_uses(config)),
       values_(f32_bytes(layout_.n_elements)),
+      borrowed_(borrowed_bytes(config, ranges)),
       copy_(copy_bytes(config, layout_)),
       m_(f32_bytes(layout_.n_elements)),
       v_(f32_bytes(layout_.n_elements)) {
   for (int i = 0; i < n_gradient_buffers; ++i) {
-    gradients_.emplace_back(f32_bytes(layout_.n_elements));
+    const std::int64_t n_bytes = f32_bytes(layout_.n_elements);
+    gradients_.push_back(shares_gradients && i == 0 ? Storage::shared(n_bytes) : Storage(n_bytes));
   }
 }
 
 View ModelState::parameter(std::size_t spec) const {
   const std::size_t tensor = specs_.size() - 1 - spec;
   return part(flat_values(), layout_.tensor_begin[tensor], specs_[spec].shape);
+}
+
+View ModelState::compute_value(std::size_t spec) const {
+  const bool is_copied = config_.compute != Dtype::f32 && specs_[spec].decay != DecayGroup::vector;
+  if (!is_copied) return parameter(spec);
+  return part(flat_copy(), layout_.tensor_begin[specs_.size() - 1 - spec], specs_[spec].shape);
+}
+
+std::int64_t ModelState::tied_tensor() const {
+  for (std::size_t i = 0; i < specs_.size() && config_.tie_embeddings; ++i) {
+    if (specs_[i].role == Role::token_embedding) {
+      return static_cast<std::int64_t>(specs_.size() - 1 - i);
+    }
+  }
+  return -1;
+}
+
+MutView ModelState::borrowed_embedding() const {
+  if (borrowed_.n_bytes() == 0) return {};
+  return borrowed_.view(config_.compute, {config_.vocab_size, config_.hidden_size});
+}
+
+View ModelState::tied_embedding() const {
+  return compute_value(spec_of(tied_tensor()));
 }
 
 void ModelState::initialize(std::uint64_t seed) {
@@ -65,50 +124,63 @@ void ModelState::initialize(std::uint64_t seed) {
     llm::initialize(specs_[i], seed, all,
                     part(flat_values(), layout_.tensor_begin[tensor], {all.size()}));
   }
-  if (config_.compute == Dtype::f32) return;
   Queue queue;
-  convert(queue, flat_values(), flat_copy());
+  if (const MutView embedding = borrowed_embedding(); !embedding.empty()) {
+    const ParameterSpec spec = parameters(config_).front();
+    const Storage drawn(f32_bytes(spec.n_elements()));
+    const MutView values = drawn.view(Dtype::f32, {spec.n_elements()});
+    llm::initialize(spec, seed, {0, spec.n_elements()}, values);
+    convert(queue, values, part(embedding, 0, {spec.n_elements()}));
+    queue.finish();
+  }
+  if (config_.compute != Dtype::f32) convert(queue, flat_values(), flat_copy());
   queue.finish();
 }
 
 Values ModelState::values(std::int64_t layer) const {
-  std::vector<View> views;
-  for (std::size_t i = 0; i < specs_.size(); ++i) {
-    const std::size_t tensor = specs_.size() - 1 - i;
-    const bool is_copied = config_.compute != Dtype::f32 && specs_[i].decay != DecayGroup::vector;
-    views.push_back(is_copied ? part(flat_copy(), layout_.tensor_begin[tensor], specs_[i].shape)
-                              : parameter(i));
-  }
+  std::vector<View> views(n_parameters_);
+  for (std::size_t i = 0; i < specs_.size(); ++i) views[canonical_[i]] = compute_value(i);
+  if (borrowed_.n_bytes() != 0) views[0] = borrowed_embedding();
   return layer_values(uses_, layer, views);
 }
 
 Gradients ModelState::gradients(std::int64_t layer, int buffer) const {
-  std::vector<MutView> views;
-  for (const ParameterUse& use : uses_) {
-    const std::size_t tensor = specs_.size() - 1 - use.parameter;
-    views.push_back(
-        part(flat_gradients(buffer), layout_.tensor_begin[tensor], specs_[use.parameter].shape));
+  std::vector<MutView> by_parameter(n_parameters_);
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    const std::size_t tensor = specs_.size() - 1 - i;
+    by_parameter[canonical_[i]] =
+        part(flat_gradients(buffer), layout_.tensor_begin[tensor], specs_[i].shape);
   }
-  return layer_gradients(uses_, layer, views);
+  std::vector<MutView> by_use;
+  for (const ParameterUse& use : uses_) by_use.push_back(by_parameter[use.parameter]);
+  return layer_gradients(uses_, layer, by_use);
 }
 
-Range ModelState::layer_range(std::int64_t layer) const {
-  Range range{layout_.n_elements, 0};
-  for (std::size_t t = 0; t < layout_.tensors.size(); ++t) {
-    if (layout_.tensors[t].layer != layer) continue;
-    range.begin = std::min(range.begin, layout_.tensor_begin[t]);
-    range.end = std::max(range.end, layout_.tensor_begin[t] + layout_.tensors[t].n_elements);
-  }
-  return range;
+bool ModelState::belongs(std::int64_t tensor, std::int64_t layer, GradientPart part) const {
+  if (layout_.tensors[static_cast<std::size_t>(tensor)].layer != layer) return false;
+  if (tensor == tied_tensor()) return false;
+  if (part == GradientPart::all) return true;
+  return is_block_norm(specs_[spec_of(tensor)].role) == (part == GradientPart::norms);
 }
 
-void ModelState::accumulate(Queue& queue, std::int64_t layer, const AccumulationStep& step) const {
-  const Range range = layer_range(layer);
+void ModelState::accumulate(Queue& queue, std::int64_t layer, const AccumulationStep& step,
+                            GradientPart part_of_layer) const {
+  // Neighbours in the layout are added in one go, the padding between them included.
+  std::vector<Range> runs;
+  const auto n_tensors = static_cast<std::int64_t>(specs_.size());
+  bool in_run = false;
+  for (std::int64_t t = 0; t < n_tensors; ++t) {
+    const bool is_in = belongs(t, layer, part_of_layer);
+    const std::int64_t begin = layout_.tensor_begin[static_cast<std::size_t>(t)];
+    if (is_in && !in_run) runs.push_back({begin, begin});
+    if (is_in) runs.back().end = begin + layout_.tensors[static_cast<std::size_t>(t)].n_elements;
+    in_run = is_in;
+  }
   for (int n = 0; n < step.n_additions; ++n) {
     const int from = step.buffer - n;
-    if (!range.empty()) {
-      add(queue, part(flat_gradients(from), range.begin, {range.size()}),
-          part(flat_gradients(from - 1), range.begin, {range.size()}));
+    for (const Range& run : runs) {
+      add(queue, part(flat_gradients(from), run.begin, {run.size()}),
+          part(flat_gradients(from - 1), run.begin, {run.size()}));
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "src/base/error.h"
+#include "src/comm/collective.h"
 #include "src/rt/event.h"
 #include "tensor/ops/adamw.h"
 
@@ -32,24 +33,35 @@ StepScale step_scale(double sum_of_squares, std::int64_t n_valid, int exponent, 
   return scale;
 }
 
-OptimizerShard::OptimizerShard(Loop& loop, Queue& reductions, Queue& compute, Plan plan,
+OptimizerShard::OptimizerShard(Group& pipeline, Queue& reductions, Queue& compute, Plan plan,
                                ModelState& state, Outbox out)
-    : loop_(loop),
+    : pipeline_(pipeline),
+      loop_(pipeline.transport.loop()),
       reductions_(reductions),
       compute_(compute),
-      plan_(plan),
+      plan_(std::move(plan)),
       state_(state),
       out_(std::move(out)),
       // A rank that has finished a step tells of the one after the next.
-      step_facts_(loop, WaitName("step_facts", "data_feed of every rank"),
-                  3 * static_cast<std::size_t>(plan_.dp)),
-      reduced_(loop, WaitName("reduced", "gradient_reducer"), state_.layout().buckets.size()) {
+      step_facts_(loop_, WaitName("step_facts", "data_feed of every rank"),
+                  3 * static_cast<std::size_t>(plan_.n_ranks)),
+      reduced_(loop_, WaitName("reduced", "gradient_reducer"), state_.layout().buckets.size()) {
   std::int64_t total = 0;
   for (const ParameterSpec& spec : state_.specs()) {
     chunk_begin_.push_back(total);
     total += n_chunks(spec.n_elements());
   }
-  chunk_sums_ = Storage(chunk_sum_bytes(state_.config()));
+  chunk_sums_ = Storage(total * 8);
+  CHECK_CONTRACT(
+      plan_.parameters_by_rank.size() == pipeline_.ranks.size() &&
+          plan_.parameters_by_rank[static_cast<std::size_t>(pipeline_.index)] == state_.canonical(),
+      "the plan knows which rank owns which parameter");
+  std::vector<std::int64_t> cuts{0};
+  for (const auto& owned : plan_.parameters_by_rank) {
+    cuts.push_back(cuts.back() + static_cast<std::int64_t>(owned.size()));
+  }
+  parameter_sums_ = Storage(cuts.back() * 8);
+  gather_ = all_gather_plan(CollectiveForm::direct, {pipeline_.index, pipeline_.size(), cuts});
   if (plan_.config.loss_scale) loss_scale_.scale = plan_.config.loss_scale->initial;
 }
 
@@ -65,21 +77,47 @@ void OptimizerShard::move_loss_scale(std::int64_t step, bool overflowed) {
   loss_scale_ = loss_scale_.after(*plan_.config.loss_scale, overflowed);
 }
 
-std::int64_t chunk_sum_bytes(const ModelConfig& config) {
-  std::int64_t total = 0;
-  for (const ParameterSpec& spec : parameters(config)) total += n_chunks(spec.n_elements());
+std::int64_t square_sum_bytes(const ModelConfig& config, const LayerRanges& ranges) {
+  const std::vector<ParameterSpec> specs = parameters(config);
+  auto total = static_cast<std::int64_t>(specs.size());
+  for (const std::size_t i : owned_parameters(config, ranges)) {
+    total += n_chunks(specs[i].n_elements());
+  }
   return total * 8;
+}
+
+Task<double> OptimizerShard::sum_over_model(std::int64_t step) {
+  const std::int64_t n = parameter_sums_.n_bytes() / 8;
+  const MutView sums = parameter_sums_.view(Dtype::f64, {n});
+  const double* chunk = chunk_sums_.view(Dtype::f64, {chunk_sums_.n_bytes() / 8}).as<double>();
+  std::size_t own = 0;
+  for (int rank = 0; rank < pipeline_.index; ++rank) {
+    own += plan_.parameters_by_rank[static_cast<std::size_t>(rank)].size();
+  }
+  for (const ParameterSpec& spec : state_.specs()) {
+    double sum = 0;
+    for (std::int64_t i = n_chunks(spec.n_elements()); i > 0; --i) sum += *chunk++;
+    sums.as<double>()[own++] = sum;
+  }
+  const CollectiveId id(plan_.squares_tag, step, 0);
+  co_await all_gather(pipeline_, gather_, id, sums);
+  std::vector<double> by_parameter(static_cast<std::size_t>(n));
+  const double* sum = sums.as<double>();
+  for (const std::vector<std::size_t>& owned : plan_.parameters_by_rank) {
+    for (const std::size_t i : owned) by_parameter[i] = *sum++;
+  }
+  double total = 0;
+  for (const double of_parameter : by_parameter) total += of_parameter;
+  co_return total;
 }
 
 Task<> OptimizerShard::run() {
   const std::vector<Bucket>& buckets = state_.layout().buckets;
   const auto n_buckets = static_cast<std::int64_t>(buckets.size());
-  const std::int64_t n_chunk_sums = chunk_sums_.n_bytes() / 8;
-  const double* const chunk_sums = chunk_sums_.view(Dtype::f64, {n_chunk_sums}).as<double>();
   for (std::int64_t step = plan_.first_step; step < plan_.n_steps; ++step) {
     StepReport report;
-    for (int rank = 0; rank < plan_.dp; ++rank) {
-      const StepFacts facts = co_await step_facts_.take(step * plan_.dp + rank);
+    for (int rank = 0; rank < plan_.n_ranks; ++rank) {
+      const StepFacts facts = co_await step_facts_.take(step * plan_.n_ranks + rank);
       report.n_valid += facts.n_valid;
       report.stop |= facts.stop_requested != 0;
     }
@@ -91,8 +129,7 @@ Task<> OptimizerShard::run() {
     reductions_.notify([&squared] { squared.set(); });
     co_await squared;
 
-    double sum = 0;
-    for (std::int64_t i = 0; i < n_chunk_sums; ++i) sum += chunk_sums[i];
+    const double sum = co_await sum_over_model(step);
     report.loss_scale = loss_scale_.scale;
     const StepScale scale = step_scale(sum, report.n_valid, plan_.loss_scale_exponent,
                                        plan_.config.clip_norm, loss_scale_.scale);

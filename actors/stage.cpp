@@ -1,36 +1,186 @@
 #include "actors/stage.h"
 
+#include <algorithm>
+#include <string>
+
 #include "src/rt/clock.h"
 #include "src/rt/event.h"
 
 namespace llm {
 namespace {
 
-const WaitName wait_forward{"forward computed"};
-const WaitName wait_backward{"backward computed"};
-const WaitName wait_validation{"validation computed"};
+const WaitName wait_computed{"computed"};
+
+std::vector<std::int64_t> rows_of_step(const Stage::Plan& plan) {
+  std::vector<std::int64_t> rows;
+  for (int flush = 0; flush < plan.n_accumulation_steps; ++flush) {
+    for (const std::int64_t n : plan.microbatch_samples) rows.push_back(n * plan.seq_len);
+  }
+  return rows;
+}
+
+std::vector<std::int64_t> rows_of_validation(const Stage::Plan& plan) {
+  std::vector<std::int64_t> rows;
+  const Range own = plan.validation_microbatches;
+  for (std::int64_t i = own.begin; i < own.end; ++i) {
+    rows.push_back(plan.validation.samples(i).size() * plan.seq_len);
+  }
+  return rows;
+}
+
+BufferRing::Size buffers(const Stage::Plan& plan, int n) {
+  std::int64_t samples =
+      *std::max_element(plan.microbatch_samples.begin(), plan.microbatch_samples.end());
+  if (plan.validation.n_samples > 0) {
+    samples = std::max(samples, plan.validation.microbatch_samples);
+  }
+  return {n, samples * plan.seq_len, plan.width, plan.dtype};
+}
+
+/// Of the receivers of one chunk; empty where what they would receive comes from this rank.
+struct ReceiverRings {
+  int stage = 0;
+  BufferRing::Size activations = {.n_buffers = 0};
+  BufferRing::Size gradients = {.n_buffers = 0};
+};
+
+ReceiverRings receiver_rings(const Stage::Plan& plan, int chunk) {
+  ReceiverRings rings;
+  rings.stage = plan.pipeline.stage_of({plan.rank, chunk});
+  const auto is_elsewhere = [&plan](int stage) {
+    return 0 <= stage && stage < plan.pipeline.n_stages() &&
+           plan.pipeline.place_of(stage).rank != plan.rank;
+  };
+  const Schedule& schedule = plan.pipeline.schedules[static_cast<std::size_t>(plan.rank)];
+  // One more than are alive, so that the next one arrives meanwhile.
+  if (is_elsewhere(rings.stage - 1)) {
+    rings.activations = buffers(plan, peak_activations(schedule, chunk) + 1);
+  }
+  if (is_elsewhere(rings.stage + 1)) rings.gradients = buffers(plan, plan.n_gradient_buffers);
+  return rings;
+}
+
+/// Of the gradients of a tied embedding that come from the first stage's rank.
+BufferRing::Size embedding_ring(const Stage::Plan& plan) {
+  const int last = plan.pipeline.place_of(plan.pipeline.n_stages() - 1).rank;
+  const bool receives = plan.tied && plan.rank == last && plan.pipeline.place_of(0).rank != last;
+  return buffers(plan, receives ? 2 : 0);
+}
+
+/// Whether this rank holds what its own ring is for.
+int n_own_buffers(const Stage::Plan& plan) {
+  const int last = plan.pipeline.n_stages() - 1;
+  const bool has_end =
+      plan.pipeline.place_of(0).rank == plan.rank || plan.pipeline.place_of(last).rank == plan.rank;
+  return has_end ? plan.n_gradient_buffers : 0;
+}
 
 }  // namespace
 
-Stage::Stage(Loop& loop, Queue& queue, Plan plan, const Decoder& decoder, ModelState& state,
-             Outbox out)
-    : loop_(loop),
+std::int64_t stage_buffer_bytes(const Stage::Plan& plan) {
+  std::int64_t bytes =
+      buffers(plan, n_own_buffers(plan)).n_bytes() + embedding_ring(plan).n_bytes();
+  for (int chunk = 0; chunk < plan.pipeline.n_chunks; ++chunk) {
+    const ReceiverRings rings = receiver_rings(plan, chunk);
+    bytes += rings.activations.n_bytes() + rings.gradients.n_bytes();
+  }
+  return bytes;
+}
+
+Stage::Chunk::Chunk(Loop& loop, int stage_)
+    : stage(stage_),
+      activations(loop, WaitName("activation", "stage " + std::to_string(stage - 1)), 1 << 20),
+      gradients(loop, WaitName("input_grad", "stage " + std::to_string(stage + 1)), 1 << 20),
+      validation_activations(
+          loop, WaitName("validation activation", "stage " + std::to_string(stage - 1)), 1 << 20) {}
+
+Stage::Stage(Transport& transport, Queue& queue, Plan plan, StageCompute& compute, Outbox out)
+    : transport_(transport),
+      loop_(transport.loop()),
       queue_(queue),
       plan_(std::move(plan)),
-      decoder_(decoder),
-      state_(state),
+      compute_(compute),
       out_(std::move(out)),
-      microbatches_(loop, WaitName("microbatch", "data_feed"), 2 * plan_.accumulation.steps.size()),
-      validation_(loop, WaitName("validation microbatch", "data_feed")),
-      parameters_updated_(loop, WaitName("parameters_updated", "optimizer_shard")) {
-  const ModelConfig& config = decoder_.config();
-  const Range layers = all_layers(config);
-  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
-    values_.push_back(state_.values(layer));
+      microbatch_rows_(rows_of_step(plan_)),
+      validation_rows_(rows_of_validation(plan_)),
+      microbatches_(loop_, WaitName("microbatch", "data_feed"),
+                    2 * static_cast<std::size_t>(plan_.n_microbatches())),
+      validation_(loop_, WaitName("validation microbatch", "data_feed")),
+      parameters_updated_(loop_, WaitName("parameters_updated", "optimizer_shard")),
+      own_ring_(loop_, buffers(plan_, n_own_buffers(plan_))),
+      activation_sent_(loop_, WaitName("activation sent", "the next stage"), 1 << 20),
+      embedding_added_(loop_, WaitName("embedding gradient", "the first stage"), 1 << 20),
+      embedding_gradients_(loop_, WaitName("embedding gradient", "the first stage")),
+      embedding_microbatches_(loop_, WaitName("microbatch", "stage"), 1 << 20) {
+  for (int c = 0; c < plan_.pipeline.n_chunks; ++c) {
+    chunks_.emplace_back(loop_, plan_.pipeline.stage_of({plan_.rank, c}));
+    make_boundaries(c);
   }
-  scratch_ = Arena(scratch_bytes(config, layers, plan_.largest_microbatch, plan_.seq_len));
-  grad_ = Storage(plan_.largest_microbatch * plan_.seq_len * config.hidden_size *
-                  static_cast<std::int64_t>(size_of(config.compute)));
+  make_embedding_boundary();
+}
+
+void Stage::make_boundaries(int c) {
+  Chunk& own = chunk(c);
+  const int stage = own.stage;
+  const auto boundary = [this](int other, MessageKind kind, int receiver) {
+    const int rank = plan_.pipeline.place_of(other).rank;
+    const int tag = plan_.first_tag + 2 * receiver + (kind == MessageKind::activation ? 0 : 1);
+    return Boundary{plan_.ranks[static_cast<std::size_t>(rank)], tag, kind, receiver};
+  };
+  const ReceiverRings rings = receiver_rings(plan_, c);
+  if (rings.activations.n_buffers > 0) {
+    own.activation_receiver = std::make_unique<TensorReceiver>(
+        transport_, boundary(stage - 1, MessageKind::activation, stage), rings.activations);
+    own.gradient_sender = std::make_unique<TensorSender>(
+        transport_, boundary(stage - 1, MessageKind::input_grad, stage - 1));
+  }
+  if (rings.gradients.n_buffers > 0) {
+    own.activation_sender = std::make_unique<TensorSender>(
+        transport_, boundary(stage + 1, MessageKind::activation, stage + 1));
+    own.gradient_receiver = std::make_unique<TensorReceiver>(
+        transport_, boundary(stage + 1, MessageKind::input_grad, stage), rings.gradients);
+  }
+}
+
+void Stage::make_embedding_boundary() {
+  const int last = plan_.pipeline.n_stages() - 1;
+  const int first_rank = plan_.pipeline.place_of(0).rank;
+  const int last_rank = plan_.pipeline.place_of(last).rank;
+  if (!plan_.tied || first_rank == last_rank) return;
+  const int tag = plan_.first_tag + 2 * plan_.pipeline.n_stages();
+  const auto boundary = [&](int peer) {
+    return Boundary{plan_.ranks[static_cast<std::size_t>(peer)], tag, MessageKind::embedding_grad,
+                    last};
+  };
+  if (plan_.rank == first_rank) {
+    embedding_sender_ = std::make_unique<TensorSender>(transport_, boundary(last_rank));
+  }
+  if (plan_.rank == last_rank) {
+    embedding_receiver_ =
+        std::make_unique<TensorReceiver>(transport_, boundary(first_rank), buffers(plan_, 2));
+  }
+}
+
+void Stage::spawn() {
+  loop_.spawn("stage", run());
+  for (Chunk& own : chunks_) {
+    const std::string suffix = " " + std::to_string(own.stage);
+    if (own.activation_receiver) {
+      loop_.spawn_background("activation_receiver" + suffix, own.activation_receiver->run());
+      loop_.spawn_background("gradient_sender" + suffix, own.gradient_sender->run());
+    }
+    if (own.gradient_receiver) {
+      loop_.spawn_background("activation_sender" + suffix, own.activation_sender->run());
+      loop_.spawn_background("gradient_receiver" + suffix, own.gradient_receiver->run());
+    }
+  }
+  if (embedding_sender_) {
+    loop_.spawn_background("embedding_gradient_sender", embedding_sender_->run());
+  }
+  if (embedding_receiver_) {
+    loop_.spawn_background("embedding_gradient_receiver", embedding_receiver_->run());
+    loop_.spawn_background("embedding_gradient", add_embedding_gradients());
+  }
 }
 
 Task<> Stage::run() {
@@ -38,164 +188,194 @@ Task<> Stage::run() {
   for (std::int64_t step = plan_.first_step; step < plan_.n_steps; ++step) {
     const ParametersUpdated before = co_await parameters_updated_.take(step);
     if (before.stop) co_return;
-    loss_scale_ = plan_.loss_scale * static_cast<float>(before.loss_scale);
+    compute_.begin_step(step, plan_.loss_scale * static_cast<float>(before.loss_scale));
+    expect(step);
     co_await run_step(step);
     if (!plan_.validation.due_after(step)) continue;
     const ParametersUpdated after = co_await parameters_updated_.take(step + 1);
     if (after.stop) co_return;
-    co_await validate(round++);
+    expect_validation(step, round);
+    co_await validate(step, round++);
     parameters_updated_.put(step + 1, after);  // for the next step's begin
   }
 }
 
+void Stage::expect(std::int64_t step) {
+  const std::int64_t first = step * plan_.n_microbatches();
+  for (Chunk& own : chunks_) {
+    if (own.activation_receiver) {
+      own.activation_receiver->expected().put(
+          n_expected_, ExpectedTensors(step, 0, first, microbatch_rows_, own.activations));
+    }
+    if (own.gradient_receiver) {
+      own.gradient_receiver->expected().put(
+          step - plan_.first_step,
+          ExpectedTensors(step, 0, first, microbatch_rows_, own.gradients));
+    }
+  }
+  if (embedding_receiver_) {
+    embedding_receiver_->expected().put(
+        step - plan_.first_step,
+        ExpectedTensors(step, 0, first, microbatch_rows_, embedding_gradients_));
+  }
+  ++n_expected_;
+}
+
+void Stage::expect_validation(std::int64_t step, std::int64_t round) {
+  const std::int64_t first = round * plan_.validation_microbatches.size();
+  for (Chunk& own : chunks_) {
+    if (!own.activation_receiver) continue;
+    own.activation_receiver->expected().put(
+        n_expected_, ExpectedTensors(step, plan_.n_microbatches(), first, validation_rows_,
+                                     own.validation_activations));
+  }
+  ++n_expected_;
+}
+
 Task<> Stage::run_step(std::int64_t step) {
-  const int per_flush = n_microbatches() / plan_.n_accumulation_steps;
+  const int per_flush = static_cast<int>(plan_.microbatch_samples.size());
+  const Schedule& schedule = plan_.pipeline.schedules[static_cast<std::size_t>(plan_.rank)];
   for (int flush = 0; flush < plan_.n_accumulation_steps; ++flush) {
-    for (const Action action : plan_.schedule) {
-      const int m = flush * per_flush + action.microbatch;
+    for (const Action action : schedule) {
+      const At at{step, flush * per_flush + action.microbatch, action.chunk};
       switch (action.kind) {
         case Action::Kind::forward:
-          co_await forward(step, m);
+          co_await forward(at);
           break;
         case Action::Kind::backward:
-          co_await backward(step, m);
+        case Action::Kind::backward_input:
+          co_await backward(at, action.kind);
+          break;
+        case Action::Kind::backward_weight:
+          co_await backward_weight(at);
           break;
       }
     }
   }
-  CHECK_CONTRACT(in_flight_.empty(), "every forward had its backward");
-}
-
-Task<> Stage::forward(std::int64_t step, int m) {
-  const Microbatch microbatch = co_await microbatches_.take(step * n_microbatches() + m);
-  InFlight& flight = in_flight_.emplace(m, InFlight(microbatch, take_arena())).first->second;
-  const std::int64_t begin_ns = now_ns();
-  enqueue_forward(step, flight);
-  Event computed(loop_, wait_forward, m);
-  queue_.notify([&computed] { computed.set(); });
-  co_await computed;
-  if (loop_.trace != nullptr) {
-    loop_.trace->slice(loop_.current()->id(), "compute", "F", m, begin_ns, now_ns());
-  }
-}
-
-Task<> Stage::backward(std::int64_t step, int m) {
-  InFlight& flight = in_flight_.at(m);
-  const std::int64_t begin_ns = now_ns();
-  enqueue_backward(step, m, flight);
-  Event computed(loop_, wait_backward, m);
-  queue_.notify([&computed] { computed.set(); });
-  co_await computed;
-  if (loop_.trace != nullptr) {
-    loop_.trace->slice(loop_.current()->id(), "compute", "B", m, begin_ns, now_ns());
-  }
-  const std::int64_t global = step * plan_.n_global_microbatches + plan_.first_microbatch + m;
-  const LossReport report{flight.loss.sum, flight.loss.n_valid};
-  out_.loss(global, report);
-  flight.arena.release_to(0);
-  free_arenas_.push_back(std::move(flight.arena));
-  in_flight_.erase(m);
-}
-
-Task<> Stage::validate(std::int64_t round) {
-  const Range own = plan_.validation_microbatches;
-  const std::int64_t first = round * own.size();
-  for (std::int64_t i = 0; i < own.size(); ++i) {
-    if (i == 0) out_.validation_wanted(first, Ready{});
-    if (i + 1 < own.size()) out_.validation_wanted(first + i + 1, Ready{});
-    const Microbatch microbatch = co_await validation_.take(first + i);
-    LossSum loss;
-    const std::int64_t begin_ns = now_ns();
-    enqueue_validation(microbatch, loss);
-    Event computed(loop_, wait_validation, i);
-    queue_.notify([&computed] { computed.set(); });
-    co_await computed;
-    if (loop_.trace != nullptr) {
-      loop_.trace->slice(loop_.current()->id(), "compute", "V", i, begin_ns, now_ns());
+  CHECK_CONTRACT(inputs_.empty(), "every forward had its backward");
+  if (plan_.tied && is_here(plan_.pipeline.n_stages() - 1)) {
+    const int n = plan_.n_microbatches();
+    for (int m = std::max(0, n - plan_.n_embedding_gradients); m < n; ++m) {
+      co_await embedding_added_.take(step * n + m);
     }
+  }
+  held_.clear();
+}
+
+Task<> Stage::computed(const char* name, std::int64_t key) {
+  const std::int64_t begin_ns = now_ns();
+  Event done(loop_, wait_computed, key);
+  queue_.notify([&done] { done.set(); });
+  co_await done;
+  if (loop_.trace != nullptr) {
+    loop_.trace->slice(loop_.current()->id(), "compute", name, key, begin_ns, now_ns());
+  }
+}
+
+Task<Leased> Stage::activation_for(At at) {
+  Chunk& own = chunk(at.chunk);
+  if (own.stage == 0) co_return Leased();
+  const Leased arrived = co_await own.activations.take(key(at));
+  co_return arrived;
+}
+
+Task<> Stage::forward(At at) {
+  Chunk& own = chunk(at.chunk);
+  if (!held_.contains(at.m)) {
+    const Microbatch microbatch = co_await microbatches_.take(key(at));
+    held_.emplace(at.m, microbatch);
+  }
+  const Leased input = co_await activation_for(at);
+  inputs_.emplace(flight_key(at), input.lease);
+  const MutView output = compute_.forward(at, held_.at(at.m), input.tensor);
+  co_await computed("F", at.m);
+  if (is_last(own.stage)) co_return;
+  if (own.activation_sender) {
+    const Leased leased(output, Lease(activation_sent_, flight_key(at)));
+    own.activation_sender->send(Outgoing(at.step, at.m, leased));
+  } else {
+    chunk_of_stage(own.stage + 1).activations.put(key(at), Leased(output, Lease()));
+  }
+}
+
+Task<Leased> Stage::gradient_for(At at) {
+  Chunk& own = chunk(at.chunk);
+  if (!is_last(own.stage)) {
+    const Leased arrived = co_await own.gradients.take(key(at));
+    co_return arrived;
+  }
+  // A leaf of the tied embedding's gradient must be free.
+  const At before{at.step, at.m - plan_.n_embedding_gradients, at.chunk};
+  if (plan_.tied && before.m >= 0) co_await embedding_added_.take(key(before));
+  const Leased fresh = co_await own_ring_.take(microbatch_rows_[static_cast<std::size_t>(at.m)]);
+  co_return fresh;
+}
+
+Task<> Stage::backward(At at, Action::Kind kind) {
+  const bool is_whole = kind == Action::Kind::backward;
+  const Leased gradient = co_await gradient_for(at);
+  const Microbatch& microbatch = held_.at(at.m);
+  LossSum loss;
+  if (is_whole) {
+    compute_.backward(at, microbatch, gradient.tensor, loss);
+  } else {
+    compute_.backward_input(at, microbatch, gradient.tensor, loss);
+  }
+  if (is_last(chunk(at.chunk).stage) && embedding_receiver_) {
+    embedding_microbatches_.put(key(at), microbatch);
+  }
+  co_await computed(is_whole ? "B" : "I", at.m);
+  if (is_last(chunk(at.chunk).stage)) {
+    const std::int64_t global =
+        at.step * plan_.n_global_microbatches + plan_.first_microbatch + at.m;
     const LossReport report{loss.sum, loss.n_valid};
-    out_.validation_loss(round * plan_.validation.n_microbatches() + own.begin + i, report);
+    out_.loss(global, report);
+  }
+  pass_gradient_on(at, gradient);
+  if (is_whole) co_await finish(at);
+}
+
+void Stage::pass_gradient_on(At at, Leased gradient) {
+  Chunk& own = chunk(at.chunk);
+  if (own.gradient_sender) {
+    own.gradient_sender->send(Outgoing(at.step, at.m, gradient));
+  } else if (own.stage > 0) {
+    chunk_of_stage(own.stage - 1).gradients.put(key(at), gradient);
+  } else if (embedding_sender_) {
+    embedding_sender_->send(Outgoing(at.step, at.m, gradient));
+  } else {
+    gradient.lease.give_back();
+    if (plan_.tied) embedding_added_.put(key(at), Ready{});
   }
 }
 
-Pass Stage::pass(const Microbatch& microbatch, std::int64_t step, bool training) {
-  return {.queue = queue_,
-          .scratch = scratch_,
-          .batch = microbatch.batch,
-          .seq_len = plan_.seq_len,
-          .training = training,
-          .seed = plan_.seed,
-          .step = step,
-          .first_sample = microbatch.first_sample};
+Task<> Stage::backward_weight(At at) {
+  compute_.backward_weight(at);
+  co_await computed("W", at.m);
+  co_await finish(at);
 }
 
-void Stage::enqueue_forward(std::int64_t step, InFlight& flight) {
-  const Pass p = pass(flight.microbatch, step, true);
-  View x = decoder_.embed_forward(p, values_[0], flight.microbatch.tokens, flight.arena);
-  for (std::int64_t layer = 0; layer < decoder_.config().n_layers; ++layer) {
-    const Values& values = values_[static_cast<std::size_t>(layer + 1)];
-    flight.blocks.push_back(decoder_.block_forward(p, layer, values, x, flight.arena));
-    x = flight.blocks.back().y;
-  }
-  flight.output = x;
+Task<> Stage::finish(At at) {
+  // The next stage has long received what its backward has answered.
+  if (chunk(at.chunk).activation_sender) co_await activation_sent_.take(flight_key(at));
+  compute_.release(at);
+  const auto input = inputs_.find(flight_key(at));
+  input->second.give_back();
+  inputs_.erase(input);
 }
 
-void Stage::enqueue_backward(std::int64_t step, int m, InFlight& flight) {
-  const Pass p = pass(flight.microbatch, step, true);
-  const ModelConfig& config = decoder_.config();
-  const AccumulationStep& accumulation = plan_.accumulation.steps[static_cast<std::size_t>(m)];
-  const bool adds = plan_.accumulation.kind == Accumulation::sequential && m > 0;
-  const Write write = adds ? Write::add : Write::set;
-  const MutView grad = grad_.view(config.compute, {p.n_tokens(), config.hidden_size});
-
-  const std::int64_t head = head_layer(config);
-  decoder_.head_forward_backward(p, values_.back(), flight.output, flight.microbatch.labels,
-                                 loss_scale_, state_.gradients(head, accumulation.buffer), write,
-                                 grad, flight.loss);
-  finish_layer(step, m, head);
-  for (std::int64_t layer = config.n_layers - 1; layer >= 0; --layer) {
-    decoder_.block_backward(p, layer, values_[static_cast<std::size_t>(layer + 1)],
-                            flight.blocks[static_cast<std::size_t>(layer)],
-                            state_.gradients(layer, accumulation.buffer), write, grad);
-    finish_layer(step, m, layer);
+Task<> Stage::add_embedding_gradients() {
+  const std::int64_t a = plan_.n_microbatches();
+  for (std::int64_t k = plan_.first_step * a;; ++k) {
+    const Leased gradient = co_await embedding_gradients_.take(k);
+    const Microbatch microbatch = co_await embedding_microbatches_.take(k);
+    const int last = plan_.pipeline.n_stages() - 1;
+    const At at{k / a, static_cast<int>(k % a), plan_.pipeline.place_of(last).chunk};
+    compute_.embedding_backward(at, microbatch, gradient.tensor);
+    co_await computed("E", at.m);
+    gradient.lease.give_back();
+    embedding_added_.put(k, Ready{});
   }
-  decoder_.embed_backward(p, flight.microbatch.tokens, grad,
-                          state_.gradients(embedding_layer, accumulation.buffer),
-                          config.tie_embeddings ? Write::add : write, write);
-  finish_layer(step, m, embedding_layer);
-}
-
-void Stage::finish_layer(std::int64_t step, int m, std::int64_t layer) {
-  state_.accumulate(queue_, layer, plan_.accumulation.steps[static_cast<std::size_t>(m)]);
-  if (m != n_microbatches() - 1) return;
-  const std::vector<Bucket>& buckets = state_.layout().buckets;
-  for (std::size_t b = 0; b < buckets.size(); ++b) {
-    if (buckets[b].ready_after_layer != layer) continue;
-    const auto key =
-        step * static_cast<std::int64_t>(buckets.size()) + static_cast<std::int64_t>(b);
-    queue_.notify([this, key] { out_.grads_ready(key, Ready{}); });
-  }
-}
-
-void Stage::enqueue_validation(const Microbatch& microbatch, LossSum& loss) {
-  const Pass p = pass(microbatch, 0, false);
-  const ModelConfig& config = decoder_.config();
-  const MutView x = grad_.view(config.compute, {p.n_tokens(), config.hidden_size});
-  decoder_.embed(p, values_[0], microbatch.tokens, x);
-  for (std::int64_t layer = 0; layer < config.n_layers; ++layer) {
-    decoder_.block(p, layer, values_[static_cast<std::size_t>(layer + 1)], x);
-  }
-  decoder_.head_loss(p, values_.back(), x, microbatch.labels, loss);
-}
-
-Arena Stage::take_arena() {
-  if (free_arenas_.empty()) {
-    const ModelConfig& config = decoder_.config();
-    return Arena(saved_bytes(config, all_layers(config), plan_.largest_microbatch, plan_.seq_len));
-  }
-  Arena arena = std::move(free_arenas_.back());
-  free_arenas_.pop_back();
-  return arena;
 }
 
 }  // namespace llm

@@ -1,99 +1,150 @@
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <map>
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include "actors/boundary.h"
 #include "actors/messages.h"
-#include "actors/model_state.h"
+#include "actors/stage_compute.h"
 #include "schedules/pipeline.h"
 #include "schedules/validation.h"
-#include "src/model/decoder.h"
 #include "src/rt/inbox.h"
 #include "src/rt/port.h"
 #include "src/rt/task.h"
+#include "tensor/queue.h"
 
 namespace llm {
 
-/// Computes the model's forward and backward for its rank's microbatches, in the order its schedule
-/// gives, and the validation loss between steps.
+/// Runs a rank's model chunks: forward and backward of its microbatches in the order its schedule
+/// gives, and the validation loss between steps. The schedule orders compute; messages decide when.
 ///
 ///   receives  microbatch(step * A + m)     from the data feed
 ///             validation(round * n + i)    from the validation feed, as wanted
 ///             parameters_updated(step)     from the optimizer: the weights of `step` are in place
-///   sends     validation_wanted(round * n + i)  to the validation feed, one ahead
-///             loss(step * N + global m)    to metrics, validation_loss(round * N' + global i)
-///             likewise grads_ready(step * n_buckets + bucket)  to the reducer, after the last
-///             microbatch of a step
-///   holds     activations of at most peak_activations(schedule) microbatches
+///             activations and gradients    from the ranks of the neighbouring stages
+///   sends     activations and gradients    to them
+///             validation_wanted(round * n + i)  to the validation feed
+///             loss(step * N + global m)    to metrics, validation_loss(round * N' + global i):
+///             where the last stage is
+///   holds     the leases of what its chunks read; activations are the compute's
 class Stage {
  public:
   struct Plan {
-    Schedule schedule;                    ///< of one flush
-    int n_accumulation_steps = 1;         ///< flushes a step
-    AccumulationPlan accumulation;        ///< of the rank's A microbatches
-    int first_microbatch = 0;             ///< global index of this rank's microbatch 0 in a step
-    int n_global_microbatches = 1;        ///< N
-    std::int64_t largest_microbatch = 1;  ///< samples
+    Pipeline pipeline;
+    int rank = 0;                   ///< in the pipeline
+    std::vector<int> ranks = {0};   ///< the transport's rank of each rank of the pipeline
+    int first_tag = 0;              ///< two for each stage, and two more
+    int n_gradient_buffers = 1;     ///< of each boundary
+    int n_embedding_gradients = 1;  ///< of a tied embedding, at a time
+    bool tied = false;              ///< the first stage embeds with the last one's table
+    std::vector<std::int64_t> microbatch_samples = {1};  ///< of one flush
+    int n_accumulation_steps = 1;                        ///< flushes a step
+    int first_microbatch = 0;       ///< global index of this rank's microbatch 0 in a step
+    int n_global_microbatches = 1;  ///< N
     std::int64_t seq_len = 1;
+    std::int64_t width = 1;  ///< C
+    Dtype dtype = Dtype::f32;
     std::int64_t first_step = 0;
     std::int64_t n_steps = 0;       ///< the step after the last
     ValidationPlan validation;      ///< N' is its n_microbatches()
     Range validation_microbatches;  ///< this rank's, of N'
+    int n_validation_buffers = 2;   ///< of the validation feed
     float loss_scale = 1;           ///< what backward starts from for each token: 2^-k
-    std::uint64_t seed = 0;
+
+    int n_microbatches() const {  ///< A
+      return static_cast<int>(microbatch_samples.size()) * n_accumulation_steps;
+    }
   };
   struct Outbox {
     Port<LossReport> loss;
     Port<LossReport> validation_loss;
     Port<Ready> validation_wanted;
-    Port<Ready> grads_ready;
   };
 
-  Stage(Loop& loop, Queue& queue, Plan plan, const Decoder& decoder, ModelState& state, Outbox out);
+  Stage(Transport& transport, Queue& queue, Plan plan, StageCompute& compute, Outbox out);
 
   Inbox<Microbatch>& microbatches() { return microbatches_; }
   Inbox<Microbatch>& validation() { return validation_; }
   Inbox<ParametersUpdated>& parameters_updated() { return parameters_updated_; }
-  Task<> run();
+  /// The stage itself, and the senders and receivers that serve it.
+  void spawn();
 
  private:
-  /// A microbatch between its forward and its backward.
-  struct InFlight {
-    InFlight(Microbatch m, Arena a) : microbatch(m), arena(std::move(a)) {}
-    Microbatch microbatch;
-    Arena arena;  // what the blocks keep for their backward
-    std::vector<BlockSaved> blocks;
-    View output;  // (n, C) of the last block
-    LossSum loss;
+  /// One chunk's place in the model, and its ends of the boundaries to other ranks. What comes from
+  /// a stage on this rank is put into the same inboxes.
+  struct Chunk {
+    explicit Chunk(Loop& loop, int stage_);
+    int stage;
+    std::unique_ptr<TensorReceiver> activation_receiver;
+    std::unique_ptr<TensorReceiver> gradient_receiver;
+    std::unique_ptr<TensorSender> activation_sender;
+    std::unique_ptr<TensorSender> gradient_sender;
+    Inbox<Leased> activations;             // step * A + m
+    Inbox<Leased> gradients;               // step * A + m
+    Inbox<Leased> validation_activations;  // round * n + i
   };
+  using At = StageCompute::At;
 
+  void make_boundaries(int chunk);
+  void make_embedding_boundary();
+  Task<> run();
   Task<> run_step(std::int64_t step);
-  Task<> forward(std::int64_t step, int m);
-  Task<> backward(std::int64_t step, int m);
-  Task<> validate(std::int64_t round);
-  Pass pass(const Microbatch& microbatch, std::int64_t step, bool training);
-  void enqueue_forward(std::int64_t step, InFlight& flight);
-  void enqueue_backward(std::int64_t step, int m, InFlight& flight);
-  void enqueue_validation(const Microbatch& microbatch, LossSum& loss);
-  void finish_layer(std::int64_t step, int m, std::int64_t layer);
-  Arena take_arena();
-  int n_microbatches() const { return static_cast<int>(plan_.accumulation.steps.size()); }
+  Task<> forward(At at);
+  Task<> backward(At at, Action::Kind kind);
+  Task<> backward_weight(At at);
+  Task<> finish(At at);
+  /// What an action waits for before it can be computed.
+  Task<Leased> activation_for(At at);
+  Task<Leased> gradient_for(At at);
+  Task<Leased> validation_for(int chunk, std::int64_t key, std::int64_t n_rows);
+  void pass_gradient_on(At at, Leased gradient);
+  Task<> add_embedding_gradients();
+  Task<> validate(std::int64_t step, std::int64_t round);
+  Task<> validate_one(std::int64_t step, std::int64_t round, int chunk, std::int64_t i);
+  Task<> computed(const char* name, std::int64_t key);
+  void expect(std::int64_t step);
+  void expect_validation(std::int64_t step, std::int64_t round);
 
+  bool is_here(int stage) const { return plan_.pipeline.place_of(stage).rank == plan_.rank; }
+  Chunk& chunk_of_stage(int stage) {
+    return chunks_[static_cast<std::size_t>(plan_.pipeline.place_of(stage).chunk)];
+  }
+  Chunk& chunk(int index) { return chunks_[static_cast<std::size_t>(index)]; }
+  bool is_last(int stage) const { return stage + 1 == plan_.pipeline.n_stages(); }
+  std::int64_t key(const At& at) const { return at.step * plan_.n_microbatches() + at.m; }
+  std::int64_t flight_key(const At& at) const {
+    return key(at) * plan_.pipeline.n_chunks + at.chunk;
+  }
+
+  Transport& transport_;
   Loop& loop_;
   Queue& queue_;
   const Plan plan_;
-  const Decoder& decoder_;
-  ModelState& state_;
+  StageCompute& compute_;
   const Outbox out_;
+  const std::vector<std::int64_t> microbatch_rows_;  // by microbatch of a step
+  const std::vector<std::int64_t> validation_rows_;
   Inbox<Microbatch> microbatches_;
   Inbox<Microbatch> validation_;
   Inbox<ParametersUpdated> parameters_updated_;
-  std::vector<Values> values_;  // by layer + 1
-  float loss_scale_ = 1;        // of this step: the plan's 2^-k times what the optimizer says
-  Arena scratch_;
-  Storage grad_;  // (n, C): the gradient on its way down, of one microbatch at a time
-  std::vector<Arena> free_arenas_;
-  std::map<int, InFlight> in_flight_;  // by microbatch
+  std::deque<Chunk> chunks_;
+  BufferRing own_ring_;           // gradients of the last stage's input, x of validation
+  Inbox<Ready> activation_sent_;  // flight_key
+  Inbox<Ready> embedding_added_;  // step * A + m: a tied embedding's gradient of m is whole
+  std::unique_ptr<TensorSender> embedding_sender_;      // on the first stage's rank
+  std::unique_ptr<TensorReceiver> embedding_receiver_;  // on the last stage's
+  Inbox<Leased> embedding_gradients_;
+  Inbox<Microbatch> embedding_microbatches_;
+  std::int64_t n_expected_ = 0;
+  std::map<int, Microbatch> held_;  // of this step
+  std::map<std::int64_t, Microbatch> held_validation_;
+  std::map<std::int64_t, Lease> inputs_;  // by flight_key
 };
+
+/// Bytes of the buffers that a stage and its receivers hold: for --plan.
+std::int64_t stage_buffer_bytes(const Stage::Plan& plan);
 
 }  // namespace llm

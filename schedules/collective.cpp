@@ -147,6 +147,23 @@ std::vector<GatherRound> all_gather_plan(CollectiveForm form, const CollectiveSh
   return rounds;
 }
 
+std::vector<Range> segments_of(Range range, std::int64_t elements) {
+  CHECK_CONTRACT(elements >= 1, "a segment holds something");
+  std::vector<Range> segments;
+  for (std::int64_t begin = range.begin; begin < range.end; begin += elements) {
+    segments.push_back({begin, std::min(begin + elements, range.end)});
+  }
+  return segments;
+}
+
+InPlacePlan in_place_plan(const CollectiveShape& shape, std::int64_t segment_elements) {
+  check_shape(CollectiveForm::direct, shape);
+  InPlacePlan plan;
+  plan.segments = segments_of(pieces(shape, shape.rank, shape.rank + 1), segment_elements);
+  tree_additions(0, shape.n_ranks, shape.rank, plan.additions);
+  return plan;
+}
+
 std::vector<GatherRound> broadcast_plan(int rank, int n_ranks, int root, std::int64_t n_elements) {
   CHECK_CONTRACT(0 <= root && root < n_ranks && 0 <= rank && rank < n_ranks,
                  "the root is one of the group's");

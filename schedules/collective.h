@@ -68,6 +68,18 @@ struct GatherRound {
 };
 std::vector<GatherRound> all_gather_plan(CollectiveForm form, const CollectiveShape& shape);
 
+/// The same sums where the ranks can read and write each other's vectors: each adds up its piece of
+/// all vectors where it lies, leaves the sum in all of them, and needs neither scratch nor a
+/// gather.
+struct InPlacePlan {
+  std::vector<Range> segments;      ///< of this rank's piece, each done with before the next
+  std::vector<Addition> additions;  ///< over ranks; the last leaves the sum with this rank
+};
+InPlacePlan in_place_plan(const CollectiveShape& shape, std::int64_t segment_elements);
+
+/// `range` in order, in parts of `elements` but for the last.
+std::vector<Range> segments_of(Range range, std::int64_t elements);
+
 /// Root's vector to everyone over a binomial tree: at most one receive, then sends, one a round.
 /// All ranks have the same number of rounds, so that a message's round is the same at both ends; a
 /// round may be empty.

@@ -13,6 +13,13 @@ int rank_at(const Grid& grid, GridPlace place) {
   return (place.dp * grid.pp + place.pp) * grid.tp + place.tp;
 }
 
+std::vector<int> pipeline_group(const Grid& grid, int rank) {
+  GridPlace place = place_of(grid, rank);
+  std::vector<int> ranks;
+  for (place.pp = 0; place.pp < grid.pp; ++place.pp) ranks.push_back(rank_at(grid, place));
+  return ranks;
+}
+
 std::vector<int> data_parallel_group(const Grid& grid, int rank) {
   GridPlace place = place_of(grid, rank);
   std::vector<int> ranks;

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "src/base/range.h"
@@ -23,6 +24,9 @@ struct ValidationPlan {
   }
   std::int64_t n_microbatches() const {
     return (n_samples + microbatch_samples - 1) / microbatch_samples;
+  }
+  Range samples(std::int64_t i) const {
+    return {i * microbatch_samples, std::min(n_samples, (i + 1) * microbatch_samples)};
   }
   /// The microbatches of data-parallel rank `rank` of `dp`: contiguous, of all n_microbatches().
   Range microbatches(int rank, int dp) const {

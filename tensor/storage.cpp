@@ -26,7 +26,7 @@ std::int64_t storage_bytes_in_use() {
 
 void Storage::Free::operator()(void* bytes) const {
   bytes_in_use -= n_bytes;
-  std::free(bytes);
+  if (!is_shared) std::free(bytes);
 }
 
 Storage::Storage(std::int64_t n_bytes, Device device) : n_bytes_(n_bytes), device_(device) {
@@ -35,7 +35,7 @@ Storage::Storage(std::int64_t n_bytes, Device device) : n_bytes_(n_bytes), devic
   const std::int64_t size = std::max(rounded(n_bytes), alignment);
   const std::int64_t boundary = size < 4 * huge_page ? alignment : huge_page;
   bytes_ = {std::aligned_alloc(static_cast<std::size_t>(boundary), static_cast<std::size_t>(size)),
-            Free{n_bytes}};
+            Free{n_bytes, false}};
   if (!bytes_) throw OutOfMemory(size);
   // Whole pages only, so that no memory is held but what was asked for. A kernel without them
   // refuses, which changes nothing.
@@ -44,6 +44,15 @@ Storage::Storage(std::int64_t n_bytes, Device device) : n_bytes_(n_bytes), devic
   }
   bytes_in_use += n_bytes;
   std::memset(bytes_.get(), 0, static_cast<std::size_t>(size));
+}
+
+Storage Storage::shared(std::int64_t n_bytes) {
+  Storage storage;
+  storage.shared_ = SharedMemory(n_bytes);
+  storage.bytes_ = {storage.shared_.bytes(), Free{n_bytes, true}};
+  storage.n_bytes_ = n_bytes;
+  bytes_in_use += n_bytes;
+  return storage;
 }
 
 MutView Storage::view(Dtype dtype, Shape shape, std::int64_t byte_begin) const {

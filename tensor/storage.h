@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "tensor/shared_memory.h"
 #include "tensor/view.h"
 
 namespace llm {
@@ -16,6 +17,10 @@ class Storage {
   Storage() = default;
   /// Throws OutOfMemory when there is none.
   explicit Storage(std::int64_t n_bytes, Device device = Device::cpu);
+  /// The same in memory that other processes of this machine can map by `handle()`.
+  static Storage shared(std::int64_t n_bytes);
+  /// Of a shared storage.
+  SharedHandle handle() const { return shared_.handle(); }
   std::int64_t n_bytes() const { return n_bytes_; }
   Device device() const { return device_; }
   /// Elements from `byte_begin` on, which must be aligned for `dtype` and lie inside.
@@ -24,8 +29,10 @@ class Storage {
  private:
   struct Free {
     std::int64_t n_bytes;  // value-initialized; g++ 12 takes no default inside an unfinished class
+    bool is_shared;        // the bytes are shared_'s
     void operator()(void* bytes) const;
   };
+  SharedMemory shared_;
   std::unique_ptr<void, Free> bytes_;
   std::int64_t n_bytes_ = 0;
   Device device_ = Device::cpu;

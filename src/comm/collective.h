@@ -5,6 +5,7 @@
 #include "src/comm/transport.h"
 #include "src/rt/task.h"
 #include "tensor/queue.h"
+#include "tensor/shared_memory.h"
 #include "tensor/view.h"
 
 namespace llm {
@@ -27,6 +28,30 @@ struct CollectiveId {
 /// Suspends, never blocks. Plan, group, queue and buffers outlive the task.
 Task<> reduce_scatter(Group& group, Queue& queue, const ReduceScatterPlan& plan, CollectiveId id,
                       MutView vector, MutView scratch);
+
+/// The vectors of a group whose ranks see each other's memory, by member; this rank's is its own.
+class GroupVectors {
+ public:
+  GroupVectors() = default;
+  /// Maps the memory of the others, which hold f32 and are as long as `own`. Throws FileError.
+  GroupVectors(int member, MutView own, const std::vector<SharedHandle>& handles);
+  MutView of(int member, Range range) const {
+    return part(vectors_[static_cast<std::size_t>(member)], range.begin, {range.size()});
+  }
+
+ private:
+  std::vector<SharedMemory> mapped_;
+  std::vector<MutView> vectors_;
+};
+
+/// Gives every member's handle to all, by member. Once, before the sums in place.
+Task<> exchange_handles(Group& group, CollectiveId id, std::vector<SharedHandle>& handles);
+
+/// Carries `plan` out on elements `whole` of the vectors: afterwards they hold the sum over the
+/// group on every rank. Nobody writes to them from the call to the end on any rank but this.
+/// The same bits as a reduce-scatter and an all-gather.
+Task<> sum_in_place(Group& group, Queue& queue, const InPlacePlan& plan, CollectiveId id,
+                    const GroupVectors& vectors, Range whole);
 
 /// Fills `vector` (n elements of any dtype) on every rank from the pieces of all, in place.
 Task<> all_gather(Group& group, const std::vector<GatherRound>& plan, CollectiveId id,

@@ -14,6 +14,12 @@ enum class MessageKind : std::uint16_t {
   partial_sum,  ///< a round of a reduce-scatter
   gathered,     ///< a round of an all-gather
   broadcast,
+  embedding_grad,  ///< of a tied embedding's first use, to the rank of its second
+  embedding,       ///< its new value, the other way
+  parameter,
+  shared_memory,  ///< a SharedHandle
+  vector_ready,   ///< peers may add up their pieces of the sender's vector
+  piece_summed,   ///< the sender's piece of all vectors is their sum
   user = 1000,
 };
 std::string name_of(MessageKind kind);

@@ -22,6 +22,18 @@ std::string name_of(MessageKind kind) {
       return "gathered";
     case MessageKind::broadcast:
       return "broadcast";
+    case MessageKind::embedding_grad:
+      return "embedding_grad";
+    case MessageKind::embedding:
+      return "embedding";
+    case MessageKind::parameter:
+      return "parameter";
+    case MessageKind::shared_memory:
+      return "shared_memory";
+    case MessageKind::vector_ready:
+      return "vector_ready";
+    case MessageKind::piece_summed:
+      return "piece_summed";
     case MessageKind::user:
       return "user";
   }

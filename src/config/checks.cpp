@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "src/base/check.h"
 #include "src/base/error.h"
@@ -73,20 +74,144 @@ void check_launch(const LoadedConfig& loaded, std::int64_t n_ranks,
                      per_node, d.num_nodes, n_wanted, escaped(line)));
 }
 
-void check_supported(const LoadedConfig& loaded, std::int64_t n_ranks) {
+RankGrid resolve_grid(const LoadedConfig& loaded, std::int64_t n_ranks) {
   const DistributedConfig& d = loaded.config.distributed;
+  const std::string& strategy = d.parallel_strategy;
   check_divides(loaded, "distributed.tp_size", d.tp_size, n_ranks);
   check_divides(loaded, "distributed.pp_size", d.pp_size, n_ranks);
-  if (n_ranks > 1 && d.parallel_strategy != "ddp") {
+  if (n_ranks > 1 && strategy != "ddp" && strategy != "pp" && strategy != "3d") {
     refuse(place_of(loaded, {"distributed.parallel_strategy"}), "distributed.parallel_strategy",
-           fmt::format("{} on {} ranks is not in this version; write parallel_strategy: ddp, or "
-                       "start one rank",
-                       d.parallel_strategy, n_ranks));
+           fmt::format("{} on {} ranks is not in this version; write parallel_strategy: ddp or pp, "
+                       "or start one rank",
+                       strategy, n_ranks));
   }
-  if (d.dp_size != 0 && d.dp_size != n_ranks) {
+  if (d.tp_size > 1) {
+    refuse(
+        place_of(loaded, {"distributed.tp_size"}), "distributed.tp_size",
+        fmt::format("{} on {} ranks is not in this version; write tp_size: 1", d.tp_size, n_ranks));
+  }
+  RankGrid grid;
+  grid.pp = d.pp_size > 0 ? d.pp_size : strategy == "pp" ? n_ranks : 1;
+  grid.dp = n_ranks / grid.pp;
+  if (d.dp_size != 0 && d.dp_size != grid.dp) {
     refuse(place_of(loaded, {"distributed.dp_size"}), "distributed.dp_size",
-           fmt::format("{} data-parallel ranks, but this run has {} rank{}; start {} or use 0",
-                       d.dp_size, n_ranks, n_ranks == 1 ? "" : "s", d.dp_size));
+           fmt::format("{} x pp_size {} x tp_size {} is {}, but this run has {} rank{}; start {} "
+                       "or use 0",
+                       d.dp_size, grid.pp, grid.tp, d.dp_size * grid.pp * grid.tp, n_ranks,
+                       n_ranks == 1 ? "" : "s", d.dp_size * grid.pp * grid.tp));
+  }
+  return grid;
+}
+
+namespace {
+
+/// "3,4,4,1" as numbers.
+std::vector<std::int64_t> split_of(const LoadedConfig& loaded) {
+  std::vector<std::int64_t> n_blocks;
+  if (!loaded.config.distributed.pp_split) return n_blocks;
+  const std::string& text = *loaded.config.distributed.pp_split;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    std::string word = text.substr(begin, end - begin);
+    word.erase(std::remove(word.begin(), word.end(), ' '), word.end());
+    const bool is_count = !word.empty() && word.size() < 10 && word[0] != '0' &&
+                          word.find_first_not_of("0123456789") == std::string::npos;
+    if (!is_count) {
+      refuse(place_of(loaded, {"distributed.pp_split"}), "distributed.pp_split",
+             fmt::format("{} is not a list of blocks, at least one for each stage; write one like "
+                         "\"3,4,4,1\"",
+                         printable(text)));
+    }
+    n_blocks.push_back(std::stoll(word));
+    begin = end + 1;
+  }
+  return n_blocks;
+}
+
+std::string stages_text(std::int64_t n_pipeline_ranks, std::int64_t n_chunks) {
+  const std::int64_t n_stages = n_pipeline_ranks * n_chunks;
+  const std::string ranks =
+      fmt::format("{} pipeline rank{}", n_pipeline_ranks, n_pipeline_ranks == 1 ? "" : "s");
+  return n_chunks == 1
+             ? ranks
+             : fmt::format("{} with {} chunks each, {} stages", ranks, n_chunks, n_stages);
+}
+
+/// pp_virtual_stages as the schedule takes it.
+std::int64_t chunks_of(const LoadedConfig& loaded, const std::string& schedule) {
+  const std::int64_t written = loaded.config.distributed.pp_virtual_stages;
+  const Place place =
+      place_of(loaded, {"distributed.pp_virtual_stages", "distributed.pp_schedule"});
+  const auto refused = [&](const char* way_out) {
+    refuse(place, "distributed.pp_virtual_stages",
+           fmt::format("{} does not go with pp_schedule {}; {}", written, schedule, way_out));
+  };
+  if (schedule == "file") return written == 1 ? 0 : written;
+  if (schedule == "interleaved") {
+    if (written < 2) refused("write pp_virtual_stages: 2 or more, or pp_schedule: 1f1b");
+    return written;
+  }
+  if (schedule == "zero_bubble_v") {
+    if (written > 2) refused("it has 2, which need not be written");
+    return 2;
+  }
+  if (written > 1) refused("write pp_schedule: interleaved, or pp_virtual_stages: 1");
+  return 1;
+}
+
+}  // namespace
+
+std::string schedule_file(const Config& config) {
+  const std::string prefix = "file:";
+  const std::string& schedule = config.distributed.pp_schedule;
+  return schedule.rfind(prefix, 0) == 0 ? schedule.substr(prefix.size()) : "";
+}
+
+PipelineFields resolve_pipeline(const LoadedConfig& loaded, std::int64_t n_pipeline_ranks) {
+  PipelineFields fields;
+  const bool is_file = !schedule_file(loaded.config).empty();
+  fields.schedule = is_file ? "file" : loaded.config.distributed.pp_schedule;
+  fields.n_chunks = chunks_of(loaded, fields.schedule);
+  fields.n_blocks = split_of(loaded);
+  if (!is_file) check_stages(loaded, n_pipeline_ranks, fields.n_chunks);
+  return fields;
+}
+
+void check_stages(const LoadedConfig& loaded, std::int64_t n_pipeline_ranks,
+                  std::int64_t n_chunks) {
+  const std::int64_t n_layers = loaded.config.model.num_layers;
+  const std::int64_t n_stages = n_pipeline_ranks * n_chunks;
+  if (n_stages > n_layers) {
+    const bool is_chunks = n_pipeline_ranks <= n_layers;
+    const char* const field = is_chunks ? "distributed.pp_virtual_stages" : "distributed.pp_size";
+    const std::int64_t n_chunks_max = n_layers / n_pipeline_ranks;
+    const std::string way_out =
+        !is_chunks ? fmt::format("pp_size: {} at most", n_layers / n_chunks)
+        : n_chunks_max == 1
+            ? "fewer ranks or another schedule"
+            : fmt::format("at most {} chunks, fewer ranks or another schedule", n_chunks_max);
+    refuse(place_of(loaded, {field, "distributed.pp_schedule", "distributed.parallel_strategy"}),
+           field,
+           fmt::format("{} need a block each, but model.num_layers is {}; use {}",
+                       stages_text(n_pipeline_ranks, n_chunks), n_layers, way_out));
+  }
+  const std::vector<std::int64_t> split = split_of(loaded);
+  if (split.empty()) return;
+  const Place place = place_of(loaded, {"distributed.pp_split"});
+  if (static_cast<std::int64_t>(split.size()) != n_stages) {
+    refuse(
+        place, "distributed.pp_split",
+        fmt::format("{} has {} stage{}, but there are {}; write {} number{}, or remove the field",
+                    printable(*loaded.config.distributed.pp_split), split.size(),
+                    split.size() == 1 ? "" : "s", stages_text(n_pipeline_ranks, n_chunks), n_stages,
+                    n_stages == 1 ? "" : "s"));
+  }
+  const std::int64_t sum = std::accumulate(split.begin(), split.end(), std::int64_t{0});
+  if (sum != n_layers) {
+    refuse(place, "distributed.pp_split",
+           fmt::format("{} is {} blocks, but model.num_layers is {}; write numbers that add up to "
+                       "{}",
+                       printable(*loaded.config.distributed.pp_split), sum, n_layers, n_layers));
   }
 }
 

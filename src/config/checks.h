@@ -8,10 +8,37 @@
 
 namespace llm {
 
-/// Refuses (ConfigError) what this version cannot run on `n_ranks` ranks: a strategy that is not
-/// built yet on more than one rank, and tp_size, pp_size or dp_size that do not fit the ranks.
-/// One rank runs under every strategy.
-void check_supported(const LoadedConfig& loaded, std::int64_t n_ranks);
+/// Sizes of the rank grid, row-major [dp][pp][tp]; their product is the number of ranks.
+struct RankGrid {
+  std::int64_t dp = 1;
+  std::int64_t pp = 1;
+  std::int64_t tp = 1;
+  bool operator==(const RankGrid&) const = default;
+};
+
+/// The grid of `n_ranks` ranks: dp ranks under ddp; under pp all of them in one pipeline, or
+/// pipelines of pp_size ranks; under 3d what pp_size says. Refuses (ConfigError) strategies and
+/// sizes that are not built yet on more than one rank, and tp_size, pp_size or dp_size that do not
+/// fit the ranks. One rank runs under every strategy.
+RankGrid resolve_grid(const LoadedConfig& loaded, std::int64_t n_ranks);
+
+/// PATH where distributed.pp_schedule is file:PATH, else empty.
+std::string schedule_file(const Config& config);
+
+/// How distributed.pp_schedule, pp_virtual_stages and pp_split cut the model.
+struct PipelineFields {
+  std::string schedule;                ///< of the field's choices, "file" for file:PATH
+  std::int64_t n_chunks = 1;           ///< of each rank; 0: the file says
+  std::vector<std::int64_t> n_blocks;  ///< of each stage; empty: balanced by cost
+};
+
+/// Refuses (ConfigError, with the numbers) more stages than blocks, virtual stages where the
+/// schedule has none, and a split that does not have as many stages or does not add up. Where the
+/// schedule is a file's, its chunks are for check_stages to look at.
+PipelineFields resolve_pipeline(const LoadedConfig& loaded, std::int64_t n_pipeline_ranks);
+
+/// The part of resolve_pipeline that needs the number of chunks on each rank.
+void check_stages(const LoadedConfig& loaded, std::int64_t n_pipeline_ranks, std::int64_t n_chunks);
 
 /// Refuses (ConfigError) a process started alone where distributed.gpus_per_node x num_nodes is
 /// more than one rank: the message ends with the mpirun line. `command` is argv as it was typed.

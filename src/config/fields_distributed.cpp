@@ -38,16 +38,18 @@ void pipeline_fields(Rows<DistributedConfig>& rows) {
   rows.add("pp_n_microbatches", &D::pp_n_microbatches,
            "Microbatches that training.batch_size is cut into, at every pipeline size.")
       .in(between(1, 1 << 24));
-  rows.add("pp_schedule", &D::pp_schedule, "Order of a stage's forwards and backwards.")
+  rows.add("pp_schedule", &D::pp_schedule,
+           "Order of each pipeline rank's forwards and backwards; never changes the numbers. "
+           "file:PATH is a text file with one line a rank, as F0 F1 B0 B1.")
       .of({"gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_v"})
-      .or_starting_with("file:")
-      .later({}, "pipelines come later; remove the field");
-  rows.add("pp_virtual_stages", &D::pp_virtual_stages, "Model chunks on each pipeline rank.")
-      .in(between(1, 4096))
-      .later({}, "pipelines come later; write pp_virtual_stages: 1");
+      .or_starting_with("file:");
+  rows.add("pp_virtual_stages", &D::pp_virtual_stages,
+           "Model chunks on each pipeline rank: at least 2 under interleaved; zero_bubble_v always "
+           "has 2.")
+      .in(between(1, 4096));
   rows.add("pp_split", &D::pp_split,
-           "Blocks of each stage, as \"3,4,4,1\"; null balances them by cost.")
-      .later({}, "pipelines come later; remove the field");
+           "Blocks of each stage in model order, as \"3,4,4,1\"; null balances stages by their "
+           "floating-point operations.");
 }
 
 void shard_fields(Rows<DistributedConfig>& rows) {
@@ -86,8 +88,8 @@ std::vector<Field> distributed_fields() {
   using D = DistributedConfig;
   Rows<D> rows("distributed", &Config::distributed);
   rows.add("parallel_strategy", &D::parallel_strategy,
-           "How ranks share the work. More than one rank needs ddp in this version; one rank runs "
-           "under each with the same bits.")
+           "How ranks share the work. More than one rank needs ddp, pp or 3d (with tp_size 1) in "
+           "this version; one rank runs under each with the same bits.")
       .of({"ddp", "fsdp", "zero", "tp", "pp", "3d"});
   rows.add("tp_size", &D::tp_size,
            "Tensor-parallel ranks; 0 means all ranks under tp and 1 otherwise.")

@@ -125,11 +125,11 @@ std::vector<Field> optimization_fields() {
            "training.global_batch_size needs.")
       .in(between(1, 1 << 24));
   rows.add("gradient_checkpointing", &O::gradient_checkpointing,
-           "Recompute a block's activations in the backward instead of storing them.")
+           "block stores a block's input alone and computes the rest again in the backward; never "
+           "changes the numbers.")
       .of({"none", "block"})
       .reads("true", "block")
-      .reads("false", "none")
-      .later({}, "write gradient_checkpointing: none and a smaller training.batch_size");
+      .reads("false", "none");
   rows.add("loss_scale_init", &O::loss_scale_init, "float16: first loss scale, a power of two.")
       .in({.min = 0, .max = 0x1p100, .min_open = true});
   rows.add("loss_scale_growth_interval", &O::loss_scale_growth_interval,

@@ -61,6 +61,16 @@ void take_mlp(const Block& block, Arena& arena, BlockSaved& saved) {
   saved.up = block.take_intermediate(arena);
 }
 
+/// All that a block keeps but its output.
+BlockSaved take_saved(const Block& block, View x, Arena& arena) {
+  BlockSaved saved;
+  saved.x = x;
+  take_attention(block, arena, saved);
+  saved.middle = block.take_hidden(arena);
+  take_mlp(block, arena, saved);
+  return saved;
+}
+
 /// saved.middle = saved.x + dropout(projection(attention(norm1(saved.x)))); the projection's output
 /// passes through `projected`, which may be saved.middle.
 void attention_forward_half(const Block& block, const BlockSaved& saved, MutView projected) {
@@ -94,21 +104,25 @@ void activate(const Block& block, const BlockSaved& saved, MutView hidden) {
   }
 }
 
+/// What the mlp's activation reads: saved.up and saved.gate from saved.middle.
+void mlp_forward_hidden(const Block& block, const BlockSaved& saved) {
+  Queue& queue = block.pass.queue;
+  const ArenaScope scope(block.pass.scratch);
+  const MutView normed = block.take_hidden(block.pass.scratch);
+  norm_forward(block.config, queue, block.norm2(saved), saved.middle, normed);
+  linear_forward(queue, normed, block.values[Role::up_weight], block.values[Role::up_bias],
+                 saved.up);
+  if (block.config.gated) {
+    linear_forward(queue, normed, block.values[Role::gate_weight], block.values[Role::gate_bias],
+                   saved.gate);
+  }
+}
+
 /// saved.y = saved.middle + dropout(mlp(norm2(saved.middle))), through `projected` as above.
 void mlp_forward_half(const Block& block, const BlockSaved& saved, MutView projected) {
   Queue& queue = block.pass.queue;
   Arena& scratch = block.pass.scratch;
-  {
-    const ArenaScope scope(scratch);
-    const MutView normed = block.take_hidden(scratch);
-    norm_forward(block.config, queue, block.norm2(saved), saved.middle, normed);
-    linear_forward(queue, normed, block.values[Role::up_weight], block.values[Role::up_bias],
-                   saved.up);
-    if (block.config.gated) {
-      linear_forward(queue, normed, block.values[Role::gate_weight], block.values[Role::gate_bias],
-                     saved.gate);
-    }
-  }
+  mlp_forward_hidden(block, saved);
   {
     const ArenaScope scope(scratch);
     const MutView hidden = block.take_intermediate(scratch);
@@ -219,15 +233,26 @@ MutView output_delta(const Block& block, DropoutSite site, MutView dy) {
 
 BlockSaved Decoder::block_forward(const Pass& pass, std::int64_t layer, const Values& values,
                                   View x, Arena& saved_arena) const {
+  const MutView y = saved_arena.take(config_.compute, {pass.n_tokens(), config_.hidden_size});
+  return block_forward(pass, layer, values, x, saved_arena, y);
+}
+
+BlockSaved Decoder::block_forward(const Pass& pass, std::int64_t layer, const Values& values,
+                                  View x, Arena& saved_arena, MutView y) const {
   const Block block{config_, pass, layer, values};
-  BlockSaved saved;
-  saved.x = x;
-  take_attention(block, saved_arena, saved);
-  saved.middle = block.take_hidden(saved_arena);
-  take_mlp(block, saved_arena, saved);
-  saved.y = block.take_hidden(saved_arena);
+  BlockSaved saved = take_saved(block, x, saved_arena);
+  saved.y = y;
   attention_forward_half(block, saved, saved.middle);
   mlp_forward_half(block, saved, saved.y);
+  return saved;
+}
+
+BlockSaved Decoder::block_recompute(const Pass& pass, std::int64_t layer, const Values& values,
+                                    View x, Arena& saved_arena) const {
+  const Block block{config_, pass, layer, values};
+  const BlockSaved saved = take_saved(block, x, saved_arena);
+  attention_forward_half(block, saved, saved.middle);
+  mlp_forward_hidden(block, saved);
   return saved;
 }
 

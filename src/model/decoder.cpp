@@ -92,9 +92,14 @@ void Decoder::embed_backward(const Pass& pass, View tokens, MutView dy, const Gr
   if (dropout.p > 0) dropout_backward(pass.queue, dropout, pass.seq_len, dy, dy);
   const MutView table = grads[Role::token_embedding];
   const MutView positions = grads[Role::position_embedding];
-  if (write_table == Write::set) fill(pass.queue, 0, table);
+  if (write_table == Write::set && !table.empty()) fill(pass.queue, 0, table);
   if (write_positions == Write::set && !positions.empty()) fill(pass.queue, 0, positions);
+  if (table.empty() && positions.empty()) return;
   embedding_backward(pass.queue, tokens, dy, pass.seq_len, Write::add, table, positions);
+}
+
+void Decoder::embed_table_backward(const Pass& pass, View tokens, View dy, MutView table) const {
+  embedding_backward(pass.queue, tokens, dy, pass.seq_len, Write::add, table, MutView());
 }
 
 void Decoder::head_forward_backward(const Pass& pass, const Values& values, View x, View labels,

@@ -77,6 +77,13 @@ class Decoder {
   /// x (n, C) must stay until the block's backward has run. The result's views are from `saved`.
   BlockSaved block_forward(const Pass& pass, std::int64_t layer, const Values& values, View x,
                            Arena& saved) const;
+  /// The same with the output y (n, C) elsewhere.
+  BlockSaved block_forward(const Pass& pass, std::int64_t layer, const Values& values, View x,
+                           Arena& saved, MutView y) const;
+  /// What block_forward saved, computed again from x with the same bits, for the block's backward.
+  /// The output is not computed: the result's y is empty. Takes recomputed_bytes() of `saved`.
+  BlockSaved block_recompute(const Pass& pass, std::int64_t layer, const Values& values, View x,
+                             Arena& saved) const;
   /// Final norm, head, loss and their gradients in one go, at the start of the backward: nothing is
   /// kept between the passes, and logits exist for head_chunk_rows() tokens at a time.
   ///   x (n, C)   labels (n) in [0, V) or ignored_label   dx (n, C) is set
@@ -97,10 +104,13 @@ class Decoder {
                                    MutView dy, Arena& deltas) const;
   void block_backward_weight(const Pass& pass, const Values& values, const BlockSaved& saved,
                              const BlockDeltas& deltas, const Gradients& grads, Write write) const;
-  /// dy (n, C) is overwritten. A tied embedding whose two uses share an accumulator adds to what
-  /// the head has written there.
+  /// dy (n, C) becomes the gradient of the table's rows, in place. A tied embedding whose two uses
+  /// share an accumulator adds to what the head has written there. Where grads has no table,
+  /// another rank holds it and calls embed_table_backward with that dy.
   void embed_backward(const Pass& pass, View tokens, MutView dy, const Gradients& grads,
                       Write write_table, Write write_positions) const;
+  /// table (V, C) += dy's rows, by token.
+  void embed_table_backward(const Pass& pass, View tokens, View dy, MutView table) const;
 
   // Forward only: validation and text. Nothing is kept.
 
@@ -126,9 +136,15 @@ std::int64_t position_table_bytes(const ModelConfig& config);
 /// vocabulary alone, so that the cut of the head's products never depends on the layout.
 std::int64_t head_chunk_rows(const ModelConfig& config);
 
+/// What is kept of a block between its forward and its backward: all of BlockSaved, or the output
+/// alone (the next block's input), and the rest is computed again in backward.
+enum class Recompute : std::uint8_t { none, block };
+
 /// Exact bytes of one microbatch's `saved` arena for the layers of `layers` (-1 is the embedding).
 std::int64_t saved_bytes(const ModelConfig& config, Range layers, std::int64_t batch,
-                         std::int64_t seq_len);
+                         std::int64_t seq_len, Recompute recompute = Recompute::none);
+/// Exact bytes of what block_recompute takes; one block's BlockSaved but for x and y.
+std::int64_t recomputed_bytes(const ModelConfig& config, std::int64_t batch, std::int64_t seq_len);
 /// Exact peak of the scratch arena over every function of these layers, training and forward only.
 std::int64_t scratch_bytes(const ModelConfig& config, Range layers, std::int64_t batch,
                            std::int64_t seq_len);

@@ -60,14 +60,20 @@ bool has_layer(Range layers, std::int64_t layer) {
 
 }  // namespace
 
+std::int64_t recomputed_bytes(const ModelConfig& config, std::int64_t batch, std::int64_t seq_len) {
+  const Sizes s{config, batch, seq_len};
+  return s.attention_saved() + s.mlp_saved() + s.hidden();
+}
+
 std::int64_t saved_bytes(const ModelConfig& config, Range layers, std::int64_t batch,
-                         std::int64_t seq_len) {
+                         std::int64_t seq_len, Recompute recompute) {
   const Sizes s{config, batch, seq_len};
   std::int64_t bytes = has_layer(layers, embedding_layer) ? s.hidden() : 0;
   if (has_blocks(config, layers)) {
     const std::int64_t n_blocks =
         std::min(layers.end, config.n_layers) - std::max<std::int64_t>(layers.begin, 0);
-    bytes += n_blocks * (s.attention_saved() + s.mlp_saved() + 2 * s.hidden());
+    bytes += n_blocks * s.hidden();
+    if (recompute == Recompute::none) bytes += n_blocks * recomputed_bytes(config, batch, seq_len);
   }
   return bytes;
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -170,6 +171,27 @@ std::vector<ParameterSpec> parameters(const ModelConfig& config) {
   for (std::int64_t layer = 0; layer < config.n_layers; ++layer) specs.add_block(layer);
   specs.add_head();
   return specs.take();
+}
+
+bool has_layer(const LayerRanges& ranges, std::int64_t layer) {
+  return std::any_of(ranges.begin(), ranges.end(), [layer](const Range& range) {
+    return range.begin <= layer && layer < range.end;
+  });
+}
+
+std::vector<std::size_t> owned_parameters(const ModelConfig& config, const LayerRanges& ranges) {
+  const std::vector<ParameterSpec> specs = parameters(config);
+  std::vector<std::size_t> owned;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const bool is_tied = config.tie_embeddings && specs[i].role == Role::token_embedding;
+    if (has_layer(ranges, is_tied ? head_layer(config) : specs[i].layer)) owned.push_back(i);
+  }
+  return owned;
+}
+
+bool borrows_embedding(const ModelConfig& config, const LayerRanges& ranges) {
+  return config.tie_embeddings && has_layer(ranges, embedding_layer) &&
+         !has_layer(ranges, head_layer(config));
 }
 
 std::vector<ParameterUse> parameter_uses(const ModelConfig& config) {

@@ -94,6 +94,16 @@ struct ParameterSpec {
 /// order: of norms, of files, of buckets (reversed).
 std::vector<ParameterSpec> parameters(const ModelConfig& config);
 
+/// The layers of a rank, a range for each of its model chunks.
+using LayerRanges = std::vector<Range>;
+bool has_layer(const LayerRanges& ranges, std::int64_t layer);
+
+/// Indices into parameters(), ascending, of those that a rank with these layers owns: sums and
+/// updates. A tied embedding belongs to the head's rank, which has the larger part of its gradient.
+std::vector<std::size_t> owned_parameters(const ModelConfig& config, const LayerRanges& ranges);
+/// Whether these layers read a tied embedding that the head's rank owns.
+bool borrows_embedding(const ModelConfig& config, const LayerRanges& ranges);
+
 /// A place where a parameter's gradient arises. Each use has its own accumulator; only a tied
 /// embedding has two uses (roles token_embedding and head_weight), whose sum is its gradient.
 struct ParameterUse {

@@ -5,6 +5,7 @@
 #include "actors/optimizer_shard.h"
 #include "schedules/collective.h"
 #include "src/model/decoder.h"
+#include "src/train/rank_plan.h"
 
 namespace llm {
 namespace {
@@ -80,53 +81,20 @@ std::string batch_text(const Settings& s) {
 
 }  // namespace
 
-std::vector<LedgerEntry> memory_ledger(const Settings& s, int rank) {
-  const FlatLayout layout = model_layout(s.model, s.bucket_bytes);
-  const std::int64_t flat_bytes = layout.n_elements * 4;
-  const AccumulationPlan accumulation =
-      accumulation_plan(s.accumulation, s.partition.n_microbatches());
-  const int n_buffers = accumulation.n_buffers();
-  const std::int64_t largest = s.partition.largest_microbatch();
-  const std::int64_t n_tokens = largest * s.seq_len;
-  const Range layers = all_layers(s.model);
-  const std::int64_t rank_samples = s.partition.global_batch() / s.partition.dp;
-
-  std::vector<LedgerEntry> ledger;
-  ledger.push_back({"parameters (f32)", flat_bytes});
-  if (const std::int64_t copy = copy_bytes(s.model, layout); copy > 0) {
-    ledger.push_back({fmt::format("parameters ({})", name_of(s.model.compute)), copy});
-  }
-  ledger.push_back({fmt::format("gradients, {} buffer{} of the accumulation {}", n_buffers,
-                                n_buffers == 1 ? "" : "s",
-                                s.accumulation == Accumulation::tree ? "tree" : "in sequence"),
-                    n_buffers * flat_bytes});
-  ledger.push_back({"AdamW moments", 2 * flat_bytes});
-  const int n_in_flight = peak_activations(stage_schedule(s));
-  ledger.push_back({fmt::format("activations, {} microbatch{} in flight", n_in_flight,
-                                n_in_flight == 1 ? "" : "es"),
-                    n_in_flight * saved_bytes(s.model, layers, largest, s.seq_len)});
-  ledger.push_back(
-      {"gradient of activations",
-       n_tokens * s.model.hidden_size * static_cast<std::int64_t>(size_of(s.model.compute))});
-  ledger.push_back({"scratch of one layer", scratch_bytes(s.model, layers, largest, s.seq_len)});
-  std::int64_t receives = 0;
-  for (int lane = 0; lane < s.n_reducer_lanes; ++lane) {
-    receives += reducer_scratch_bytes(layout.buckets, {rank, s.grid.dp}, s.n_reducer_lanes, lane);
-  }
-  ledger.push_back({"receives of the gradient reducers", receives});
-  ledger.push_back({"sums of squares", chunk_sum_bytes(s.model)});
-  if (const std::int64_t table = position_table_bytes(s.model); table > 0) {
-    ledger.push_back({"table of positions", table});
-  }
-  std::int64_t samples = 2 * rank_samples;
-  if (s.validation.n_samples > 0) samples += 2 * s.validation.microbatch_samples;
-  ledger.push_back({"tokens and labels", 2 * samples * s.seq_len * 4});
-  return ledger;
-}
-
 StepTraffic step_traffic(const Settings& s, int rank) {
-  StepTraffic traffic;
+  StepTraffic traffic = stage_traffic(s, rank);
   const int dp = s.grid.dp;
+  const GridPlace place = place_of(s.grid, rank);
+  const bool tells_losses = rank != 0 && reads_labels(s, rank);
+  traffic.n_control_messages =
+      s.grid.n_ranks() - 1 + (tells_losses ? s.partition.n_microbatches() : 0);
+  const std::vector<Bucket> buckets =
+      model_layout(s.model, layers_of(s, rank), s.bucket_bytes).buckets;
+  if (s.shares_memory) {  // a handle of each lane; then each bucket's "ready" and "summed"
+    traffic.n_start_messages = std::int64_t{s.n_reducer_lanes} * (dp - 1);
+    traffic.n_tensor_messages += 2 * static_cast<std::int64_t>(buckets.size()) * (dp - 1);
+    return traffic;
+  }
   const CollectiveForm form = best_form(dp);
   const auto count = [&](const std::vector<Transfer>& sends) {
     for (const Transfer& send : sends) {
@@ -135,13 +103,12 @@ StepTraffic step_traffic(const Settings& s, int rank) {
       traffic.n_bytes += send.range.size() * 4;
     }
   };
-  for (const Bucket& bucket : model_layout(s.model, s.bucket_bytes).buckets) {
-    const CollectiveShape shape{rank, dp,
+  for (const Bucket& bucket : buckets) {
+    const CollectiveShape shape{place.dp, dp,
                                 even_cuts(bucket.flat.size(), dp, FlatLayout::alignment_elements)};
     for (const ReduceRound& round : reduce_scatter_plan(form, shape).rounds) count(round.sends);
     for (const GatherRound& round : all_gather_plan(form, shape)) count(round.sends);
   }
-  traffic.n_control_messages = dp - 1 + (rank == 0 ? 0 : s.partition.n_microbatches());
   return traffic;
 }
 
@@ -152,16 +119,18 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node) {
                                  s.grid.dp, s.grid.pp, s.grid.tp, n_ranks, n_ranks == 1 ? "" : "s",
                                  n_nodes, n_nodes == 1 ? "" : "s", ranks_per_node);
   text += batch_text(s);
-  text += fmt::format("stage    {} a flush\n", to_string(stage_schedule(s)));
+  text += fmt::format("stage    {} a flush\n", to_string(s.pipeline.schedules.front()));
   text += fmt::format("model    {} parameters in {} tensors, {:.2f} MFLOP a token\n",
                       n_parameters(s.model), parameters(s.model).size(),
                       flops_per_token(s.model, s.seq_len) * 1e-6);
   if (s.n_steps > 0) text += fmt::format("steps    {}\n", s.n_steps);
   text += layer_table(s) + bucket_table(model_layout(s.model, s.bucket_bytes), s.model);
 
-  text += "bytes per rank\n" + ledger_table(memory_ledger(s, s.grid.dp - 1));
-
+  text += "bytes per rank\n" + ledger_table(memory_ledger(s, n_ranks - 1));
   text += "messages per step\n";
+  if (s.shares_memory) {
+    text += "  gradients are added up where they lie, in memory that all ranks map\n";
+  }
   for (const int rank : {0, s.grid.dp - 1}) {
     const StepTraffic traffic = step_traffic(s, rank);
     text +=

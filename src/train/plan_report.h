@@ -21,10 +21,13 @@ std::vector<LedgerEntry> memory_ledger(const Settings& settings, int rank);
 
 /// What one data-parallel rank sends in a step.
 struct StepTraffic {
+  std::int64_t n_start_messages = 0;  ///< of tensors, once, before the first step
   std::int64_t n_tensor_messages = 0;
   std::int64_t n_bytes = 0;
   std::int64_t n_control_messages = 0;
 };
+/// The part of it between the stages of a pipeline.
+StepTraffic stage_traffic(const Settings& settings, int rank);
 StepTraffic step_traffic(const Settings& settings, int rank);
 
 /// What a rank that gets no memory says: the bytes asked for and held, the plan's ledger, and the

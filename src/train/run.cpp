@@ -9,6 +9,7 @@
 #include "src/base/error.h"
 #include "src/base/file.h"
 #include "src/comm/mpi/mpi_transport.h"
+#include "src/comm/mpi/shared_ranks.h"
 #include "src/config/checks.h"
 #include "src/config/load.h"
 #include "src/io/hf_weights.h"
@@ -52,6 +53,7 @@ struct Start {
   Settings settings;
   std::string run_dir;
   std::string yaml;
+  std::string schedule;  // the text of distributed.pp_schedule's file
 };
 
 /// Whether all ranks' CPUs multiply bf16; every rank then uses the kernels that all of them have.
@@ -73,17 +75,22 @@ Start begin(const MpiSession& session, const RunRequest& request) {
     check_task(start.loaded, request.task);
     resolve_backend(start.loaded, 0);
     check_launch(start.loaded, session.n_ranks(), request.command);
-    start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16);
+    start.schedule = read_schedule(start.loaded);
+    start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16, start.schedule);
     start.run_dir = make_run_dir(start.loaded.config.logging.run_dir);
     start.yaml = to_yaml(start.loaded);
-    write_file_atomically(std::filesystem::path(start.run_dir) / "config.yaml", start.yaml);
+    const std::filesystem::path folder(start.run_dir);
+    write_file_atomically(folder / "config.yaml", start.yaml);
+    if (!start.schedule.empty()) write_file_atomically(folder / "schedule.txt", start.schedule);
   }
   const std::string yaml = session.broadcast(start.yaml);
   start.run_dir = session.broadcast(start.run_dir);
+  start.schedule = session.broadcast(start.schedule);
   if (!is_first) {
     start.loaded = load_resolved(yaml);
-    start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16);
+    start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16, start.schedule);
   }
+  start.settings.shares_memory = ranks_share_memory(session);
   return start;
 }
 
@@ -111,15 +118,27 @@ std::string start_line(const MpiSession& session, const Settings& s) {
       s.tokens_per_step(), s.n_steps);
 }
 
-std::vector<View> all_values(const ModelState& state) {
-  std::vector<View> values;
-  for (std::size_t i = 0; i < state.specs().size(); ++i) values.push_back(state.parameter(i));
-  return values;
+/// Whole parameters as they are written, and as the model's ops read them.
+struct FinalWeights {
+  std::vector<View> parameters;
+  AllValues values;
+};
+
+FinalWeights weights_of(const ModelState& state) {
+  FinalWeights weights;
+  for (std::size_t i = 0; i < state.specs().size(); ++i) {
+    weights.parameters.push_back(state.parameter(i));
+  }
+  const Range layers = all_layers(state.config());
+  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
+    weights.values.push_back(state.values(layer));
+  }
+  return weights;
 }
 
-void save_final(const Start& start, const ModelState& state) {
+void save_final(const Start& start, const FinalWeights& weights) {
   const std::filesystem::path folder(start.run_dir);
-  write_hf_weights(folder, state.specs(), all_values(state));
+  write_hf_weights(folder, parameters(start.settings.model), weights.parameters);
   if (const auto json = hf_config_json(start.settings.model)) {
     write_file_atomically(folder / "config.json", *json);
   }
@@ -161,14 +180,10 @@ std::string shown(const std::string& text) {
   return out;
 }
 
-std::string sample_of(const Start& start, const DataSet& data, Trainer& trainer) {
-  AllValues values;
-  const Range layers = all_layers(start.settings.model);
-  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
-    values.push_back(trainer.state().values(layer));
-  }
+std::string sample_of(const Start& start, const DataSet& data, const Decoder& decoder,
+                      const AllValues& values) {
   const GenerateOptions options{.seed = start.settings.seed, .window = start.settings.seq_len};
-  return generate(trainer.decoder(), values, *data.tokenizer, "\n", options);
+  return generate(decoder, values, *data.tokenizer, "\n", options);
 }
 
 /// One run of one rank, from its data to its last line.
@@ -200,7 +215,7 @@ class Run {
     }
     Trainer& trainer = *made;
     if (trace) trace->write(fmt::format("{}/rank-{}.json", request_.trace_dir, session_.rank()));
-    return finish(trainer);
+    return finish(loop, trainer);
   }
 
  private:
@@ -266,13 +281,26 @@ class Run {
     return inputs;
   }
 
-  int finish(Trainer& trainer) {
+  int finish(Loop& loop, Trainer& trainer) {
     const bool stopped = trainer.stopped();
+    std::optional<WholeModel> whole;
+    if (start_.settings.grid.pp > 1) {
+      if (session_.rank() == 0) whole.emplace(start_.settings.model);
+      loop.spawn("gather_parameters", trainer.gather_parameters(whole ? &*whole : nullptr));
+      loop.run();
+    }
     if (session_.rank() == 0) {
-      save_final(start_, trainer.state());
+      FinalWeights weights;
+      if (whole) {
+        weights = {whole->parameters(), whole->values()};
+      } else {
+        weights = weights_of(trainer.state());
+      }
+      save_final(start_, weights);
       const bool quiet = start_.loaded.config.logging.progress == "off";
       if (!quiet && !stopped) {
-        progress_->say("sample:\n" + shown(sample_of(start_, data_, trainer)));
+        progress_->say("sample:\n" +
+                       shown(sample_of(start_, data_, trainer.decoder(), weights.values)));
       }
       if (!quiet) {
         progress_->say(
@@ -296,7 +324,8 @@ class Run {
 
 std::string plan_run(const RunRequest& request, std::int64_t n_ranks, std::int64_t ranks_per_node) {
   const LoadedConfig loaded = load(request);
-  Settings settings = settings_from(loaded, n_ranks, has_fast_bf16());
+  Settings settings = settings_from(loaded, n_ranks, has_fast_bf16(), read_schedule(loaded));
+  settings.shares_memory = n_ranks > 1 && n_ranks <= ranks_per_node;
   std::string text;
   for (const std::string& note : loaded.notes) text += "note: " + note + "\n";
   const std::int64_t n_samples = estimate_samples(loaded);

@@ -1,11 +1,13 @@
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "actors/model_state.h"
 #include "actors/optimizer_shard.h"
 #include "schedules/grid.h"
 #include "schedules/partition.h"
 #include "schedules/pipeline.h"
+#include "schedules/stage_split.h"
 #include "schedules/validation.h"
 #include "src/model/model_config.h"
 
@@ -18,12 +20,18 @@ struct Settings {
   std::int64_t seq_len = 512;
   Grid grid;
   Partition partition;
+  Pipeline pipeline;                ///< one flush: n_ranks = grid.pp
+  std::vector<Range> stage_layers;  ///< by stage, together all_layers(model)
+  bool recompute_blocks = false;    ///< a block keeps its input alone; changes no bit
   Accumulation accumulation = Accumulation::tree;
   OptimizerConfig optimizer;
   ValidationPlan validation;
   std::int64_t bucket_bytes = 4 << 20;
   int n_reducer_lanes = 2;
   int threads_per_rank = 1;  ///< changes no bit
+  /// All ranks are on one machine and map each other's gradients; changes no bit. Found out at the
+  /// start, not set by anyone.
+  bool shares_memory = false;
   std::uint64_t seed = 42;
   std::int64_t n_steps = 0;
 
@@ -33,8 +41,25 @@ struct Settings {
 /// For optimizer.lr.decay_steps until the length is known: a tenth of all steps.
 inline constexpr std::int64_t wsd_tenth = -1;
 
-/// Runs the microbatches of a flush in this order on a rank's one stage.
-Schedule stage_schedule(const Settings& settings);
+/// How a pipeline is asked for.
+struct PipelineChoice {
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
+  int n_ranks = 1;
+  int n_chunks = 1;                         ///< of each rank
+  std::vector<std::int64_t> n_blocks = {};  ///< of each stage; empty: balanced by cost
+};
+/// Sets grid.pp, pipeline and stage_layers, from the model, seq_len and the partition as they are:
+/// after a change of these it is called again.
+void set_pipeline(Settings& settings, const PipelineChoice& choice = {});
+/// The same with a pipeline that is there.
+void set_pipeline(Settings& settings, Pipeline pipeline, const std::vector<std::int64_t>& n_blocks);
+
+/// Throws ContractBroken where pipeline and stage_layers do not fit model, grid and partition.
+void check_pipeline(const Settings& settings);
+
+/// flops_per_token by layer: 6 for each weight of a matrix product, attention's products without
+/// the causal mask, and, so that it is not free, 6 for each element that the embedding looks up.
+LayerCosts layer_costs(const ModelConfig& model, std::int64_t seq_len);
 
 /// Sets n_steps and what follows from it: `epochs` over `n_samples` training samples, at most
 /// `max_steps` where that is not 0; validation after every `interval` steps (0: after each epoch).

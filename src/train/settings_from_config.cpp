@@ -1,7 +1,11 @@
 #include "src/train/settings_from_config.h"
 
+#include <fmt/format.h>
+#include "schedules/pipeline_file.h"
 #include "src/base/error.h"
+#include "src/base/file.h"
 #include "src/config/checks.h"
+#include "src/config/rules.h"
 
 namespace llm {
 namespace {
@@ -31,6 +35,15 @@ Dtype compute_dtype(const OptimizationConfig& optimization, bool has_fast_bf16) 
   return has_fast_bf16 ? Dtype::bf16 : Dtype::f32;
 }
 
+ScheduleKind schedule_kind_of(const std::string& name) {
+  if (name == "gpipe") return ScheduleKind::gpipe;
+  if (name == "1f1b") return ScheduleKind::one_f_one_b;
+  if (name == "interleaved") return ScheduleKind::interleaved;
+  if (name == "zero_bubble") return ScheduleKind::zero_bubble;
+  if (name == "zero_bubble_v") return ScheduleKind::zero_bubble_v;
+  throw ConfigError("distributed.pp_schedule: '" + name + "' is no schedule");
+}
+
 OptimizerConfig optimizer_of(const TrainingConfig& training) {
   OptimizerConfig optimizer;
   optimizer.lr = {.shape = lr_shape_of(training.scheduler_type),
@@ -47,7 +60,60 @@ OptimizerConfig optimizer_of(const TrainingConfig& training) {
   return optimizer;
 }
 
+/// The pipeline of a schedule file, which has to be the one that the other fields ask for.
+Pipeline pipeline_from(const LoadedConfig& loaded, const PipelineFields& fields,
+                       const PipelineShape& shape, const std::string& text) {
+  const char* const field = "distributed.pp_schedule";
+  const std::string file = schedule_file(loaded.config);
+  const Place place = place_of(loaded, {field});
+  Pipeline pipeline;
+  try {
+    pipeline = read_pipeline(file, text);
+  } catch (const ConfigError& e) {
+    refuse(place, field, e.what());
+  }
+  const auto require = [&](int in_file, int wanted, const char* what, const char* way_out) {
+    if (in_file == wanted) return;
+    refuse(place, field,
+           fmt::format("{} has {} {}, but {}", file, in_file, what,
+                       fmt::format(fmt::runtime(way_out), wanted)));
+  };
+  require(pipeline.n_ranks, shape.n_ranks, "ranks",
+          "this run's pipelines have {0}; write {0} lines with a schedule");
+  require(pipeline.n_microbatches, shape.n_microbatches, "microbatches",
+          "distributed.pp_n_microbatches is {0}; make them equal");
+  if (fields.n_chunks > 0) {
+    require(pipeline.n_chunks, static_cast<int>(fields.n_chunks), "chunks a rank",
+            "distributed.pp_virtual_stages is {0}; remove that field, the file says it");
+  }
+  check_stages(loaded, pipeline.n_ranks, pipeline.n_chunks);
+  return pipeline;
+}
+
+void set_pipeline_from(Settings& settings, const LoadedConfig& loaded,
+                       const std::string& schedule_text) {
+  const PipelineFields fields = resolve_pipeline(loaded, settings.grid.pp);
+  const PipelineShape shape{
+      .n_ranks = settings.grid.pp,
+      .n_chunks = static_cast<int>(fields.n_chunks),
+      .n_microbatches = static_cast<int>(settings.partition.microbatch_samples.size())};
+  set_pipeline(settings,
+               fields.schedule != "file" ? make_pipeline(schedule_kind_of(fields.schedule), shape)
+                                         : pipeline_from(loaded, fields, shape, schedule_text),
+               fields.n_blocks);
+}
+
 }  // namespace
+
+std::string read_schedule(const LoadedConfig& loaded) {
+  const std::string file = schedule_file(loaded.config);
+  if (file.empty()) return "";
+  try {
+    return read_file(file);
+  } catch (const FileError& e) {
+    refuse(place_of(loaded, {"distributed.pp_schedule"}), "distributed.pp_schedule", e.what());
+  }
+}
 
 ModelConfig decoder_config(const ModelSection& model) {
   ModelConfig config;
@@ -75,14 +141,17 @@ ModelConfig decoder_config(const ModelSection& model) {
   return config;
 }
 
-Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool has_fast_bf16) {
-  check_supported(loaded, n_ranks);
+Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool has_fast_bf16,
+                       const std::string& schedule_text) {
+  const RankGrid grid = resolve_grid(loaded, n_ranks);
   const Config& config = loaded.config;
   Settings settings;
   settings.model = decoder_config(config.model);
   settings.seq_len = config.data.max_seq_len;
-  settings.grid = {.dp = static_cast<int>(n_ranks), .pp = 1, .tp = 1};
-  const BatchPlan batch = resolve_batch(loaded, n_ranks);
+  settings.grid = {.dp = static_cast<int>(grid.dp),
+                   .pp = static_cast<int>(grid.pp),
+                   .tp = static_cast<int>(grid.tp)};
+  const BatchPlan batch = resolve_batch(loaded, grid.dp);
   settings.partition = {.microbatch_samples = batch.microbatch_samples,
                         .n_accumulation_steps = static_cast<int>(batch.n_accumulation_steps),
                         .dp = settings.grid.dp};
@@ -100,6 +169,8 @@ Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool ha
   settings.bucket_bytes = config.distributed.bucket_bytes;
   settings.threads_per_rank = static_cast<int>(config.distributed.threads_per_rank);
   settings.seed = static_cast<std::uint64_t>(config.training.seed);
+  settings.recompute_blocks = config.optimization.gradient_checkpointing == "block";
+  set_pipeline_from(settings, loaded, schedule_text);
   return settings;
 }
 

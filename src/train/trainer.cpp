@@ -1,6 +1,6 @@
 #include "src/train/trainer.h"
 
-#include <cmath>
+#include "src/train/rank_plan.h"
 
 namespace llm {
 namespace {
@@ -12,6 +12,9 @@ enum Channel : int { channel_loss = 1, channel_validation_loss, channel_step_fac
 // lanes never use one tag at a time.
 constexpr int reducer_tag = 16;
 constexpr int n_reducer_tags_per_lane = 64;
+constexpr int squares_tag = 8;
+constexpr int embedding_tag = 9;
+constexpr int parameter_tag = 10;
 
 // Sums of buckets are short and messages wait for them: many tiles a turn.
 constexpr int reduction_tiles_per_poll = 64;
@@ -27,15 +30,17 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
       inputs_(std::move(inputs)),
       control_(transport),
       data_parallel_(transport, data_parallel_group(settings.grid, transport.rank())),
+      pipeline_(transport, pipeline_group(settings.grid, transport.rank())),
       place_(place_of(settings.grid, transport.rank())),
       pool_(settings.threads_per_rank),
       compute_(Device::cpu, &pool_),
       compute_poller_(compute_, 1),
       reductions_poller_(reductions_, reduction_tiles_per_poll),
       decoder_(settings.model),
-      state_(settings.model, settings.bucket_bytes,
-             accumulation_plan(settings.accumulation, settings.partition.n_microbatches())
-                 .n_buffers()) {
+      state_(
+          settings.model, layers_of(settings, transport.rank()), settings.bucket_bytes,
+          accumulation_plan(settings.accumulation, settings.partition.n_microbatches()).n_buffers(),
+          settings.shares_memory) {
   state_.initialize(settings_.seed);
   loop_.add_poller(reductions_poller_);
   loop_.add_poller(compute_poller_);
@@ -49,27 +54,9 @@ Trainer::~Trainer() {
   loop_.remove_poller(compute_poller_);
 }
 
-Stage::Plan Trainer::stage_plan() const {
-  const Partition& partition = settings_.partition;
-  Stage::Plan plan;
-  plan.schedule = stage_schedule(settings_);
-  plan.n_accumulation_steps = partition.n_accumulation_steps;
-  plan.accumulation = accumulation_plan(settings_.accumulation, partition.n_microbatches());
-  plan.first_microbatch = place_.dp * partition.n_microbatches();
-  plan.n_global_microbatches = partition.n_global_microbatches();
-  plan.largest_microbatch = partition.largest_microbatch();
-  plan.seq_len = settings_.seq_len;
-  plan.n_steps = settings_.n_steps;
-  plan.validation = settings_.validation;
-  plan.validation_microbatches = settings_.validation.microbatches(place_.dp, settings_.grid.dp);
-  plan.loss_scale = std::ldexp(1.0f, -loss_scale_exponent(partition, settings_.seq_len));
-  plan.seed = settings_.seed;
-  return plan;
-}
-
 Port<StepFacts> Trainer::facts_to_all() {
   std::vector<Port<StepFacts>> ports;
-  for (const int rank : data_parallel_.ranks) {
+  for (int rank = 0; rank < settings_.grid.n_ranks(); ++rank) {
     ports.push_back(control_.port<StepFacts>(rank, channel_step_facts));
   }
   return Port<StepFacts>([ports = std::move(ports)](std::int64_t key, StepFacts facts) {
@@ -79,87 +66,135 @@ Port<StepFacts> Trainer::facts_to_all() {
 
 void Trainer::make_reducers() {
   for (int lane = 0; lane < settings_.n_reducer_lanes; ++lane) {
-    const GradientReducer::Plan plan{.lane = lane,
-                                     .n_lanes = settings_.n_reducer_lanes,
-                                     .first_tag = reducer_tag,
-                                     .n_tags = n_reducer_tags_per_lane * settings_.n_reducer_lanes,
-                                     .first_step = 0,
-                                     .n_steps = settings_.n_steps};
+    GradientReducer::Plan plan{.lane = lane,
+                               .n_lanes = settings_.n_reducer_lanes,
+                               .first_tag = reducer_tag,
+                               .n_tags = n_reducer_tags_per_lane * settings_.n_reducer_lanes,
+                               .first_step = 0,
+                               .n_steps = settings_.n_steps};
+    if (settings_.shares_memory) plan.shared = state_.gradients_handle();
     reducers_.push_back(std::make_unique<GradientReducer>(
         loop_, reductions_, plan, data_parallel_, state_.layout().buckets, state_.flat_gradients(0),
         GradientReducer::Outbox{port_to(optimizer_->reduced())}));
   }
 }
 
-void Trainer::connect() {
-  if (transport_.rank() == metrics_rank) {
-    metrics_ = std::make_unique<Metrics>(
-        loop_,
-        Metrics::Plan{.n_global_microbatches = settings_.partition.n_global_microbatches(),
-                      .validation = settings_.validation,
-                      .first_step = 0,
-                      .n_steps = settings_.n_steps},
-        Metrics::Outbox{inputs_.step_done, inputs_.validation_done});
-    control_.connect(channel_loss, metrics_->loss());
-    control_.connect(channel_validation_loss, metrics_->validation_loss());
+std::vector<std::vector<std::size_t>> Trainer::parameters_by_rank() const {
+  std::vector<std::vector<std::size_t>> by_rank;
+  for (const int rank : pipeline_.ranks) {
+    by_rank.push_back(owned_parameters(settings_.model, layers_of(settings_, rank)));
   }
+  return by_rank;
+}
 
+Task<> Trainer::gather_parameters(WholeModel* whole) {
+  if (place_.dp != 0) co_return;
+  co_await llm::gather_parameters(pipeline_, parameter_tag, parameters_by_rank(), state_, whole);
+}
+
+void Trainer::make_metrics() {
+  if (transport_.rank() != metrics_rank) return;
+  metrics_ = std::make_unique<Metrics>(
+      loop_,
+      Metrics::Plan{.n_global_microbatches = settings_.partition.n_global_microbatches(),
+                    .validation = settings_.validation,
+                    .first_step = 0,
+                    .n_steps = settings_.n_steps},
+      Metrics::Outbox{inputs_.step_done, inputs_.validation_done});
+  control_.connect(channel_loss, metrics_->loss());
+  control_.connect(channel_validation_loss, metrics_->validation_loss());
+}
+
+void Trainer::make_optimizer() {
+  const Port<ParametersUpdated> to_stage_and_feed(
+      [this](std::int64_t step, ParametersUpdated message) {
+        stage_->parameters_updated().put(step, message);
+        data_feed_->parameters_updated().put(step, message);
+      });
+  Port<ParametersUpdated> updated = to_stage_and_feed;
+  const EmbeddingHolders holders = embedding_holders(settings_, transport_.rank());
+  const bool is_holder = transport_.rank() == holders.owner || transport_.rank() == holders.copy;
+  if (settings_.model.tie_embeddings && holders.owner != holders.copy && is_holder) {
+    const int peer = transport_.rank() == holders.owner ? holders.copy : holders.owner;
+    tied_embedding_ = std::make_unique<TiedEmbedding>(
+        transport_,
+        TiedEmbedding::Plan{
+            .peer = peer, .tag = embedding_tag, .first_step = 0, .n_steps = settings_.n_steps},
+        state_, to_stage_and_feed);
+    updated = port_to(tied_embedding_->parameters_updated());
+  }
+  OptimizerShard::Plan plan;
+  plan.config = settings_.optimizer;
+  plan.n_ranks = settings_.grid.n_ranks();
+  plan.parameters_by_rank = parameters_by_rank();
+  plan.squares_tag = squares_tag;
+  plan.loss_scale_exponent = loss_scale_exponent(settings_.partition, settings_.seq_len);
+  plan.n_steps = settings_.n_steps;
   optimizer_ = std::make_unique<OptimizerShard>(
-      loop_, reductions_, compute_,
-      OptimizerShard::Plan{
-          .config = settings_.optimizer,
-          .dp = settings_.grid.dp,
-          .loss_scale_exponent = loss_scale_exponent(settings_.partition, settings_.seq_len),
-          .first_step = 0,
-          .n_steps = settings_.n_steps},
-      state_,
-      OptimizerShard::Outbox{
-          Port<ParametersUpdated>([this](std::int64_t step, ParametersUpdated message) {
-            stage_->parameters_updated().put(step, message);
-            data_feed_->parameters_updated().put(step, message);
-          }),
-          Port<StepReport>([this](std::int64_t step, StepReport report) {
-            stopped_ = report.stop && step + 1 < settings_.n_steps;
-            n_steps_done_ = step + 1;
-            if (metrics_) metrics_->step_report().put(step, report);
-          })});
+      pipeline_, reductions_, compute_, std::move(plan), state_,
+      OptimizerShard::Outbox{std::move(updated),
+                             Port<StepReport>([this](std::int64_t step, StepReport report) {
+                               stopped_ = report.stop && step + 1 < settings_.n_steps;
+                               n_steps_done_ = step + 1;
+                               if (metrics_) metrics_->step_report().put(step, report);
+                             })});
   control_.connect(channel_step_facts, optimizer_->step_facts());
-  make_reducers();
+}
 
+void Trainer::make_stage() {
+  const int rank = transport_.rank();
+  const Port<Ready> grads_ready([this](std::int64_t key, Ready ready) {
+    const auto n_buckets = static_cast<std::int64_t>(state_.layout().buckets.size());
+    const std::int64_t lane = key % n_buckets % settings_.n_reducer_lanes;
+    reducers_[static_cast<std::size_t>(lane)]->grads_ready().put(key, ready);
+  });
+  stage_compute_ = std::make_unique<DecoderCompute>(compute_, compute_plan(settings_, rank),
+                                                    decoder_, state_, grads_ready);
   stage_ = std::make_unique<Stage>(
-      loop_, compute_, stage_plan(), decoder_, state_,
+      transport_, compute_, stage_plan(settings_, rank), *stage_compute_,
       Stage::Outbox{control_.port<LossReport>(metrics_rank, channel_loss),
                     control_.port<LossReport>(metrics_rank, channel_validation_loss),
                     Port<Ready>([this](std::int64_t key, Ready ready) {
                       validation_feed_->wanted().put(key, ready);
-                    }),
-                    Port<Ready>([this](std::int64_t key, Ready ready) {
-                      const auto n_buckets =
-                          static_cast<std::int64_t>(state_.layout().buckets.size());
-                      const std::int64_t lane = key % n_buckets % settings_.n_reducer_lanes;
-                      reducers_[static_cast<std::size_t>(lane)]->grads_ready().put(key, ready);
                     })});
+}
 
+void Trainer::make_feeds() {
+  const int rank = transport_.rank();
   data_feed_ =
       std::make_unique<DataFeed>(loop_,
                                  DataFeed::Plan{.partition = settings_.partition,
                                                 .dp_rank = place_.dp,
+                                                .rank = rank,
+                                                .n_ranks = settings_.grid.n_ranks(),
+                                                .has_tokens = reads_tokens(settings_, rank),
+                                                .has_labels = reads_labels(settings_, rank),
                                                 .first_step = 0,
                                                 .n_steps = settings_.n_steps},
                                  *inputs_.train, inputs_.stop_requested,
                                  DataFeed::Outbox{port_to(stage_->microbatches()), facts_to_all()});
   CHECK_CONTRACT(inputs_.validation != nullptr || settings_.validation.n_rounds(0) == 0,
                  "validation that is planned has a source");
-  if (inputs_.validation != nullptr) {
-    validation_feed_ = std::make_unique<ValidationFeed>(
-        loop_,
-        ValidationFeed::Plan{
-            .microbatches = settings_.validation.microbatches(place_.dp, settings_.grid.dp),
-            .microbatch_samples = settings_.validation.microbatch_samples,
-            .n_samples = settings_.validation.n_samples,
-            .n_rounds = settings_.validation.n_rounds(0)},
-        *inputs_.validation, port_to(stage_->validation()));
-  }
+  if (inputs_.validation == nullptr) return;
+  const Stage::Plan stage = stage_plan(settings_, rank);
+  validation_feed_ = std::make_unique<ValidationFeed>(
+      loop_,
+      ValidationFeed::Plan{.microbatches = stage.validation_microbatches,
+                           .microbatch_samples = settings_.validation.microbatch_samples,
+                           .n_samples = settings_.validation.n_samples,
+                           .n_rounds = settings_.validation.n_rounds(0),
+                           .n_buffers = stage.n_validation_buffers,
+                           .has_tokens = reads_tokens(settings_, rank),
+                           .has_labels = reads_labels(settings_, rank)},
+      *inputs_.validation, port_to(stage_->validation()));
+}
+
+void Trainer::connect() {
+  make_metrics();
+  make_optimizer();
+  make_reducers();
+  make_stage();
+  make_feeds();
 }
 
 void Trainer::trace_compute(Trace& trace) {
@@ -179,7 +214,8 @@ void Trainer::start() {
   stage_->parameters_updated().put(0, initial);
   data_feed_->parameters_updated().put(0, initial);
   loop_.spawn("data_feed", data_feed_->run());
-  loop_.spawn("stage", stage_->run());
+  stage_->spawn();
+  if (tied_embedding_) loop_.spawn("tied_embedding", tied_embedding_->run());
   for (std::size_t lane = 0; lane < reducers_.size(); ++lane) {
     loop_.spawn_background("gradient_reducer " + std::to_string(lane), reducers_[lane]->run());
   }

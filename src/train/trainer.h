@@ -4,16 +4,19 @@
 #include <vector>
 
 #include "actors/data_feed.h"
+#include "actors/decoder_compute.h"
 #include "actors/gradient_reducer.h"
 #include "actors/metrics.h"
 #include "actors/model_state.h"
 #include "actors/optimizer_shard.h"
 #include "actors/stage.h"
+#include "actors/tied_embedding.h"
 #include "src/comm/control.h"
 #include "src/comm/queue_poller.h"
 #include "src/comm/transport.h"
 #include "src/model/decoder.h"
 #include "src/train/settings.h"
+#include "src/train/whole_model.h"
 
 namespace llm {
 
@@ -38,6 +41,9 @@ class Trainer {
   /// Puts the compute queues' ops on rows of their own.
   void trace_compute(Trace& trace);
   ModelState& state() { return state_; }
+  /// Brings all parameters to rank 0, where `whole` is set, after the loop has ended: spawn it on
+  /// every rank and run the loop again.
+  Task<> gather_parameters(WholeModel* whole);
   const Decoder& decoder() const { return decoder_; }
   Queue& compute() { return compute_; }
   /// Whether the run ended because a stop was agreed on. Known once the loop has ended.
@@ -45,8 +51,12 @@ class Trainer {
   std::int64_t n_steps_done() const { return n_steps_done_; }
 
  private:
-  Stage::Plan stage_plan() const;
   Port<StepFacts> facts_to_all();
+  std::vector<std::vector<std::size_t>> parameters_by_rank() const;
+  void make_metrics();
+  void make_optimizer();
+  void make_stage();
+  void make_feeds();
   void make_reducers();
   void connect();
 
@@ -56,6 +66,7 @@ class Trainer {
   const TrainerInputs inputs_;
   ControlPlane control_;
   Group data_parallel_;
+  Group pipeline_;
   const GridPlace place_;
   ThreadPool pool_;  // for compute_
   Queue compute_;
@@ -67,7 +78,9 @@ class Trainer {
   bool stopped_ = false;
   std::int64_t n_steps_done_ = 0;
 
+  std::unique_ptr<DecoderCompute> stage_compute_;
   std::unique_ptr<Stage> stage_;
+  std::unique_ptr<TiedEmbedding> tied_embedding_;  // where two ranks hold one
   std::vector<std::unique_ptr<GradientReducer>> reducers_;
   std::unique_ptr<OptimizerShard> optimizer_;
   std::unique_ptr<DataFeed> data_feed_;

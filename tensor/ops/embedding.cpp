@@ -27,11 +27,13 @@ std::int64_t checked_row(const std::int32_t* tokens, std::int64_t i, std::int64_
 /// Columns [columns.begin, columns.end) of every row of dy, added to the rows of the tables.
 void scatter_columns(const View& tokens, const View& dy, std::int64_t seq_len, Range columns,
                      const MutView& dtable, const MutView& dpositions) {
-  const std::int64_t width = dtable.shape()[1];
+  const std::int64_t width = dy.shape()[1];
   for (std::int64_t i = 0; i < tokens.n_elements(); ++i) {
     const Elements row = Elements(dy) + (i * width + columns.begin);
-    const std::int64_t id = checked_row(tokens.as<std::int32_t>(), i, dtable.shape()[0]);
-    fast::add(row, dtable.as<float>() + id * width + columns.begin, columns.size());
+    if (!dtable.empty()) {
+      const std::int64_t id = checked_row(tokens.as<std::int32_t>(), i, dtable.shape()[0]);
+      fast::add(row, dtable.as<float>() + id * width + columns.begin, columns.size());
+    }
     if (dpositions.empty()) continue;
     fast::add(row, dpositions.as<float>() + i % seq_len * width + columns.begin, columns.size());
   }
@@ -76,19 +78,23 @@ void embedding_forward(Queue& queue, View tokens, View table, View positions, st
 
 void embedding_backward(Queue& queue, View tokens, View dy, std::int64_t seq_len, Write write,
                         MutView dtable, MutView dpositions) {
-  expect_matrix(dtable, "dtable");
   const std::int64_t n = tokens.n_elements();
-  const std::int64_t width = dtable.shape()[1];
   CHECK_CONTRACT(tokens.dtype() == Dtype::i32, "tokens are i32");
   CHECK_CONTRACT(seq_len > 0 && n % seq_len == 0, "tokens are whole sequences");
-  expect(dy, "dy", compute_dtype(dy, "dy"), {n, width});
+  expect_matrix(dy, "dy", compute_dtype(dy, "dy"));
+  const std::int64_t width = dy.shape()[1];
+  CHECK_CONTRACT(dy.shape()[0] == n, "dy has a row for each token");
+  if (!dtable.empty()) {
+    expect_matrix(dtable, "dtable");
+    CHECK_CONTRACT(dtable.shape()[1] == width, "dtable has rows as wide as dy's");
+  }
   if (!dpositions.empty()) {
     expect_matrix(dpositions, "dpositions");
     CHECK_CONTRACT(dpositions.shape()[0] >= seq_len && dpositions.shape()[1] == width,
                    "dpositions has a row as wide as the table's for each place of a sequence");
   }
   if (write == Write::set) {
-    zero(queue, dtable);
+    if (!dtable.empty()) zero(queue, dtable);
     if (!dpositions.empty()) zero(queue, dpositions);
   }
   // Two tokens may name one row, so tiles are columns: within one, rows come in order.

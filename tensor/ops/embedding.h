@@ -13,8 +13,8 @@ void embedding_forward(Queue& queue, View tokens, View table, View positions, st
                        MutView y);
 
 /// dtable[tokens[i]] += dy[i], i in order, after a zero fill unless Write::add; dpositions[t] = sum
-/// of dy[i] over i % seq_len == t, i in order (rows from seq_len on are zero), where it is not
-/// empty.
+/// of dy[i] over i % seq_len == t, i in order (rows from seq_len on are zero). Either table may be
+/// empty: another rank holds it.
 ///   dy f32, bf16 or f16   dtable, dpositions f32
 void embedding_backward(Queue& queue, View tokens, View dy, std::int64_t seq_len, Write write,
                         MutView dtable, MutView dpositions);

@@ -46,7 +46,12 @@ std::vector<std::int64_t> positions_in(const Microbatch& microbatch) {
 
 struct Feed {
   Feed(Partition partition, int dp_rank, std::int64_t n_steps)
-      : plan{std::move(partition), dp_rank, 0, n_steps},
+      : plan{.partition = std::move(partition),
+             .dp_rank = dp_rank,
+             .rank = dp_rank,
+             .n_ranks = plan.partition.dp,
+             .first_step = 0,
+             .n_steps = n_steps},
         feed(rig.loop, plan, source, [this] { return stop_requested; },
              {microbatch.port(), facts.port()}) {
     rig.loop.spawn("feed", feed.run());

@@ -17,7 +17,7 @@ namespace {
 class Reducers {
  public:
   Reducers(int n_ranks, int n_lanes, std::int64_t bucket_elements, std::uint64_t seed,
-           std::int64_t n_steps = 1)
+           std::int64_t n_steps = 1, bool shared = false)
       : layout_(flat_layout({{100, 2}, {37, 1}, {300, 0}, {1, 0}}, bucket_elements, 32)),
         network_(loop_, n_ranks, seed),
         reduced_(static_cast<std::size_t>(n_ranks)) {
@@ -27,17 +27,20 @@ class Reducers {
       groups_.emplace_back(network_.rank(r), ranks);
       pollers_.push_back(std::make_unique<QueuePoller>(queues_.emplace_back(), 1));
       loop_.add_poller(*pollers_.back());
-      gradients_.push_back(values_of(r, layout_.n_elements));
+      const std::int64_t n_bytes = layout_.n_elements * 4;
+      gradients_.push_back(shared ? Storage::shared(n_bytes) : Storage(n_bytes));
       for (int lane = 0; lane < n_lanes; ++lane) {
-        const GradientReducer::Plan plan{lane, n_lanes, 16, 2 * n_lanes, 0, n_steps};
+        GradientReducer::Plan plan{lane, n_lanes, 16, 2 * n_lanes, 0, n_steps};
+        if (shared) plan.shared = gradients_.back().handle();
         reducers_.push_back(std::make_unique<GradientReducer>(
             loop_, queues_.back(), plan, groups_.back(), layout_.buckets,
-            MutView(gradients_.back().data(), {layout_.n_elements}),
+            gradients_.back().view(Dtype::f32, {layout_.n_elements}),
             GradientReducer::Outbox{reduced_[static_cast<std::size_t>(r)].port()}));
         loop_.spawn("reducer", reducers_.back()->run());
       }
     }
     n_lanes_ = n_lanes;
+    refill();
   }
   ~Reducers() {
     loop_.drop_actors();
@@ -59,7 +62,7 @@ class Reducers {
     const Range flat = layout_.buckets[static_cast<std::size_t>(bucket)].flat;
     for (std::int64_t i = flat.begin; i < flat.end; ++i) {
       const float expected = tree_sum(0, n_ranks(), i);
-      const float* const values = gradients_[static_cast<std::size_t>(rank)].data();
+      const float* const values = this->values(rank);
       if (std::memcmp(values + i, &expected, sizeof(float)) != 0) return false;
     }
     return true;
@@ -67,11 +70,15 @@ class Reducers {
   void refill() {
     for (int r = 0; r < n_ranks(); ++r) {
       const std::vector<float> values = values_of(r, layout_.n_elements);
-      std::copy(values.begin(), values.end(), gradients_[static_cast<std::size_t>(r)].begin());
+      std::copy(values.begin(), values.end(), this->values(r));
     }
   }
 
  private:
+  float* values(int rank) const {
+    const Storage& storage = gradients_[static_cast<std::size_t>(rank)];
+    return storage.view(Dtype::f32, {layout_.n_elements}).as<float>();
+  }
   GradientReducer& reducer(int rank, std::int64_t bucket) {
     return *reducers_[static_cast<std::size_t>(rank * n_lanes_ + bucket % n_lanes_)];
   }
@@ -82,7 +89,7 @@ class Reducers {
   std::deque<Group> groups_;
   std::deque<Queue> queues_;
   std::vector<std::unique_ptr<QueuePoller>> pollers_;
-  std::deque<std::vector<float>> gradients_;
+  std::deque<Storage> gradients_;
   std::vector<Sent<Ready>> reduced_;
   std::vector<std::unique_ptr<GradientReducer>> reducers_;
   int n_lanes_ = 1;
@@ -110,7 +117,8 @@ TEST_CASE("every bucket is the tree's sum on every rank, in whatever order bucke
       for (const std::int64_t bucket_elements : {1, 100, 100000}) {
         const auto seed = static_cast<std::uint64_t>(++n_runs);
         INFO(n_ranks << " ranks, " << n_lanes << " lanes, buckets of " << bucket_elements);
-        Reducers reducers(n_ranks, n_lanes, bucket_elements, seed);
+        const bool shared = GENERATE(false, true);
+        Reducers reducers(n_ranks, n_lanes, bucket_elements, seed, 1, shared);
         for (const Completion& c : shuffled(all_completions(reducers), seed)) {
           reducers.complete(c.rank, 0, c.bucket);
           reducers.loop().run_until_idle();
@@ -133,7 +141,8 @@ TEST_CASE("every bucket is the tree's sum on every rank, in whatever order bucke
 }
 
 TEST_CASE("a bucket is reduced as soon as it is complete everywhere, whatever the others do") {
-  Reducers reducers(4, 2, 1, 7);
+  const bool shared = GENERATE(false, true);
+  Reducers reducers(4, 2, 1, 7, 1, shared);
   REQUIRE(reducers.n_buckets() > 4);
   for (int rank = 0; rank < 4; ++rank) reducers.complete(rank, 0, 0);
   REQUIRE_FALSE(reducers.loop().run_until_idle());
@@ -156,7 +165,8 @@ TEST_CASE("a bucket is reduced as soon as it is complete everywhere, whatever th
 }
 
 TEST_CASE("steps follow each other on the same buckets and tags") {
-  Reducers reducers(3, 2, 1, 3, 4);
+  const bool shared = GENERATE(false, true);
+  Reducers reducers(3, 2, 1, 3, 4, shared);
   for (std::int64_t step = 0; step < 4; ++step) {
     reducers.refill();
     for (const Completion& c : all_completions(reducers)) {

@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 
+#include "src/comm/loopback/loopback.h"
 #include "tests/actors/rig.h"
 #include "tests/parity/world.h"
 
@@ -29,14 +30,25 @@ OptimizerConfig plain_optimizer() {
   return config;
 }
 
+OptimizerShard::Plan plan_of(const Options& options, const ModelState& state) {
+  OptimizerShard::Plan plan;
+  plan.config = options.optimizer;
+  plan.n_ranks = options.dp;
+  plan.parameters_by_rank = {state.canonical()};
+  plan.loss_scale_exponent = options.exponent;
+  plan.n_steps = options.n_steps;
+  return plan;
+}
+
 /// An optimizer shard whose gradients and messages come by hand.
 class Shard {
  public:
   explicit Shard(const Options& options)
       : dp_(options.dp),
         state_(options.model, 2048, 1),
-        optimizer_(rig_.loop, rig_.queue, rig_.queue,
-                   {options.optimizer, options.dp, options.exponent, 0, options.n_steps}, state_,
+        network_(rig_.loop, 1, 0),
+        alone_(network_.rank(0), {0}),
+        optimizer_(alone_, rig_.queue, rig_.queue, plan_of(options, state_), state_,
                    {updated_.port(), report_.port()}) {
     fill(state_.flat_values(), 1);
     rig_.loop.spawn("optimizer", optimizer_.run());
@@ -76,6 +88,8 @@ class Shard {
   int dp_;
   Rig rig_;
   ModelState state_;
+  LoopbackNetwork network_;
+  Group alone_;
   Sent<ParametersUpdated> updated_;
   Sent<StepReport> report_;
   OptimizerShard optimizer_;

@@ -28,8 +28,13 @@ class Update {
     for (int r = 0; r < n_ranks; ++r) {
       Rank& rank = ranks_.emplace_back(network_.rank(r), ranks);
       loop_.add_poller(rank.poller);
+      OptimizerShard::Plan plan;
+      plan.config = config;
+      plan.n_ranks = n_ranks;
+      plan.parameters_by_rank = {rank.state.canonical()};
+      plan.n_steps = 1;
       rank.optimizer = std::make_unique<OptimizerShard>(
-          loop_, rank.queue, rank.queue, OptimizerShard::Plan{config, n_ranks, 0, 0, 1}, rank.state,
+          rank.alone, rank.queue, rank.queue, std::move(plan), rank.state,
           OptimizerShard::Outbox{rank.updated.port(), rank.reports.port()});
       loop_.spawn("optimizer", rank.optimizer->run());
       for (int lane = 0; lane < n_lanes; ++lane) {
@@ -68,10 +73,14 @@ class Update {
  private:
   struct Rank {
     Rank(Transport& transport, const std::vector<int>& ranks)
-        : poller(queue, 1), group(transport, ranks), state(parity_gpt2(), 2048, 1) {}
+        : poller(queue, 1),
+          group(transport, ranks),
+          alone(transport, {transport.rank()}),
+          state(parity_gpt2(), 2048, 1) {}
     Queue queue;
     QueuePoller poller;
     Group group;
+    Group alone;  // a pipeline of one rank
     ModelState state;
     Sent<ParametersUpdated> updated;
     Sent<StepReport> reports;

@@ -5,7 +5,8 @@
 #include <deque>
 #include <map>
 
-#include "schedules/partition.h"
+#include "actors/decoder_compute.h"
+#include "src/comm/loopback/loopback.h"
 #include "tests/actors/rig.h"
 #include "tests/parity/world.h"
 
@@ -20,12 +21,15 @@ class StageRun {
  public:
   StageRun(const ModelConfig& config, Schedule schedule, int n_flushes,
            Accumulation kind = Accumulation::tree)
-      : n_microbatches_(n_flushes * static_cast<int>(schedule.size()) / 2),
+      : pipeline_(alone(std::move(schedule))),
+        n_microbatches_(n_flushes * pipeline_.n_microbatches),
+        network_(rig_.loop, 1, 0),
         decoder_(config),
         state_(config, 4096, accumulation_plan(kind, n_microbatches_).n_buffers()),
-        stage_(rig_.loop, rig_.queue, plan(std::move(schedule), n_flushes, kind), decoder_, state_,
-               Stage::Outbox{loss_.port(), Sent<LossReport>().port(), Sent<Ready>().port(),
-                             Port<Ready>([this](std::int64_t key, Ready) { note_ready(key); })}) {
+        compute_(rig_.queue, compute_plan(kind), decoder_, state_,
+                 Port<Ready>([this](std::int64_t key, Ready) { note_ready(key); })),
+        stage_(network_.rank(0), rig_.queue, plan(n_flushes), compute_,
+               Stage::Outbox{loss_.port(), Sent<LossReport>().port(), Sent<Ready>().port()}) {
     state_.initialize(3);
     draw_samples();
   }
@@ -38,7 +42,7 @@ class StageRun {
                                           View(labels_[at].data(), {seq_len})));
     }
     stage_.parameters_updated().put(0, ParametersUpdated());
-    rig_.loop.spawn("stage", stage_.run());
+    stage_.spawn();
     rig_.loop.spawn("feed", deliver(rig_.loop, stage_.microbatches(),
                                     shuffled(std::move(messages), seed), seed));
     rig_.loop.run();
@@ -76,16 +80,31 @@ class StageRun {
   }
 
  private:
-  Stage::Plan plan(Schedule schedule, int n_flushes, Accumulation kind) const {
-    Stage::Plan plan;
-    plan.schedule = std::move(schedule);
-    plan.n_accumulation_steps = n_flushes;
+  static Pipeline alone(Schedule schedule) {
+    Pipeline pipeline;
+    pipeline.n_microbatches = static_cast<int>(schedule.size()) / 2;
+    pipeline.schedules = {std::move(schedule)};
+    return pipeline;
+  }
+  DecoderCompute::Plan compute_plan(Accumulation kind) const {
+    DecoderCompute::Plan plan;
+    plan.chunks = {all_layers(decoder_.config())};
     plan.accumulation = accumulation_plan(kind, n_microbatches_);
+    plan.seq_len = seq_len;
+    plan.seed = 5;
+    return plan;
+  }
+  Stage::Plan plan(int n_flushes) const {
+    Stage::Plan plan;
+    plan.pipeline = pipeline_;
+    plan.tied = decoder_.config().tie_embeddings;
+    plan.microbatch_samples.assign(static_cast<std::size_t>(pipeline_.n_microbatches), 1);
+    plan.n_accumulation_steps = n_flushes;
     plan.n_global_microbatches = n_microbatches_;
     plan.seq_len = seq_len;
+    plan.width = decoder_.config().hidden_size;
     plan.n_steps = 1;
     plan.loss_scale = 0.125f;
-    plan.seed = 5;
     return plan;
   }
   void draw_samples() {
@@ -105,11 +124,14 @@ class StageRun {
     announced_.push_back(bucket_values(state_.layout().buckets[static_cast<std::size_t>(key)]));
   }
 
+  Pipeline pipeline_;
   int n_microbatches_;
   Rig rig_;
+  LoopbackNetwork network_;
   Decoder decoder_;
   ModelState state_;
   Sent<LossReport> loss_;
+  DecoderCompute compute_;
   Stage stage_;
   std::deque<std::vector<std::int32_t>> tokens_;
   std::deque<std::vector<std::int32_t>> labels_;
@@ -131,11 +153,11 @@ Schedule schedule_of(const std::string& text) {
 TEST_CASE("a stage's gradients and losses have the same bits under every schedule") {
   for (const ModelConfig& config : {parity_gpt2(0.1f), parity_llama(0.1f)}) {
     for (const Accumulation kind : {Accumulation::tree, Accumulation::sequential}) {
-      StageRun expected(config, one_f_one_b({0, 1, 4}), 2, kind);
+      StageRun expected(config, one_f_one_b(1, 4).schedules[0], 2, kind);
       expected.run(0);
-      const std::vector<Schedule> schedules{gpipe({0, 1, 4}), one_f_one_b({0, 2, 4}),
-                                            one_f_one_b({0, 3, 4}),
-                                            schedule_of("F0 F1 B0 F2 F3 B1 B2 B3 ")};
+      const std::vector<Schedule> schedules{
+          gpipe(1, 4).schedules[0], one_f_one_b(2, 4).schedules[0], one_f_one_b(3, 4).schedules[0],
+          schedule_of("F0 F1 B0 F2 F3 B1 B2 B3 ")};
       for (const Schedule& schedule : schedules) {
         INFO(to_string(schedule));
         StageRun run(config, schedule, 2, kind);
@@ -148,11 +170,11 @@ TEST_CASE("a stage's gradients and losses have the same bits under every schedul
 }
 
 TEST_CASE("the order in which microbatches arrive changes no bit of a stage's gradients") {
-  StageRun expected(parity_gpt2(0.1f), gpipe({0, 1, 3}), 2);
+  StageRun expected(parity_gpt2(0.1f), gpipe(1, 3).schedules[0], 2);
   expected.run(0);
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     INFO("arrival seed " << seed);
-    StageRun run(parity_gpt2(0.1f), gpipe({0, 1, 3}), 2);
+    StageRun run(parity_gpt2(0.1f), gpipe(1, 3).schedules[0], 2);
     run.run(seed);
     REQUIRE(difference(run.gradients(), expected.gradients()) == "");
     REQUIRE(run.losses() == expected.losses());
@@ -164,7 +186,7 @@ TEST_CASE("a bucket is announced once, complete, and the layers from the head do
     for (const int n_flushes : {1, 3}) {
       ModelConfig config = parity_gpt2(0.1f);
       config.tie_embeddings = tied;
-      StageRun run(config, one_f_one_b({0, 1, 2}), n_flushes);
+      StageRun run(config, one_f_one_b(1, 2).schedules[0], n_flushes);
       run.run(1);
       run.check_announced();
     }
@@ -172,8 +194,8 @@ TEST_CASE("a bucket is announced once, complete, and the layers from the head do
 }
 
 TEST_CASE("losses and gradients of a microbatch do not depend on how many there are") {
-  StageRun one(parity_gpt2(0.1f), gpipe({0, 1, 1}), 1);
-  StageRun five(parity_gpt2(0.1f), gpipe({0, 1, 5}), 1);
+  StageRun one(parity_gpt2(0.1f), gpipe(1, 1).schedules[0], 1);
+  StageRun five(parity_gpt2(0.1f), gpipe(1, 5).schedules[0], 1);
   one.run(0);
   five.run(0);
   CHECK(five.losses()[0] == one.losses()[0]);

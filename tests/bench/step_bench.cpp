@@ -1,20 +1,23 @@
 // A training step of a GPT-2 by the same Trainer as llm-train's, on one rank or, under mpirun, on
 // several: rank 0 prints a line of JSON like the peer's (tests/bench/peer_torch.py).
 //   step_bench [model=10m|124m] [batch=8] [seq=256] [microbatches=1] [accumulation=tree|sequential]
-//              [steps=8] [warm=2] [threads=1] [dtype=f32|bf16|f16]
-// `batch` is a rank's.
+//              [steps=8] [warm=2] [threads=1] [dtype=f32|bf16|f16] [trace=FOLDER]
+// `batch` is a rank's. `trace` writes each rank's timeline into the folder, as llm-train --trace.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "src/base/philox.h"
 #include "src/comm/loopback/loopback.h"
 #include "src/comm/mpi/mpi_transport.h"
+#include "src/comm/mpi/shared_ranks.h"
+#include "src/rt/clock.h"
 #include "src/train/plan_report.h"
 #include "src/train/trainer.h"
 
@@ -75,6 +78,7 @@ Settings settings_of(std::map<std::string, std::string>& options, int n_ranks) {
   s.seed = 1;
   const std::int64_t n_steps = std::stoll(options["warm"]) + std::stoll(options["steps"]);
   set_length(s, {.n_samples = 1 << 20, .epochs = 1, .max_steps = n_steps});
+  set_pipeline(s);
   return s;
 }
 
@@ -105,8 +109,9 @@ void print_figures(Options& options, const Settings& settings, std::vector<doubl
       usage.ru_maxrss / 1024, planned >> 20, loss);
 }
 
-void train(Options& options, Loop& loop, Transport& transport) {
-  const Settings settings = settings_of(options, transport.n_ranks());
+void train(Options& options, Loop& loop, Transport& transport, bool shares_memory) {
+  Settings settings = settings_of(options, transport.n_ranks());
+  settings.shares_memory = shares_memory;
   RandomSamples samples(settings.seq_len, settings.model.vocab_size == 50304 ? 50257 : 256);
   std::vector<double> seconds;
   double loss = 0;
@@ -116,18 +121,22 @@ void train(Options& options, Loop& loop, Transport& transport) {
     seconds.push_back(metrics.seconds);
     loss = metrics.loss;
   });
+  std::optional<Trace> trace;
+  if (!options["trace"].empty()) loop.trace = &trace.emplace(transport.rank(), now_ns());
   Trainer trainer(loop, transport, settings, inputs);
+  if (trace) trainer.trace_compute(*trace);
   trainer.start();
   loop.run();
+  if (trace) trace->write(fmt::format("{}/rank-{}.json", options["trace"], transport.rank()));
   if (transport.rank() == 0) print_figures(options, settings, seconds, loss);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options{{"model", "10m"},      {"batch", "8"},   {"seq", "256"},
-                  {"microbatches", "1"}, {"steps", "8"},   {"warm", "2"},
-                  {"threads", "1"},      {"dtype", "f32"}, {"accumulation", "tree"}};
+  Options options{{"model", "10m"},         {"batch", "8"}, {"seq", "256"},   {"microbatches", "1"},
+                  {"steps", "8"},           {"warm", "2"},  {"threads", "1"}, {"dtype", "f32"},
+                  {"accumulation", "tree"}, {"trace", ""}};
   for (int i = 1; i < argc; ++i) {
     const std::string text = argv[i];
     const std::size_t equal = text.find('=');
@@ -140,14 +149,14 @@ int main(int argc, char** argv) {
   if (std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr) {
     Loop loop;
     LoopbackNetwork network(loop, 1, 0);
-    train(options, loop, network.rank(0));
+    train(options, loop, network.rank(0), false);
     return 0;
   }
   MpiSession session;
   return run_and_report(session, [&] {
     Loop loop;
     MpiTransport transport(session, loop);
-    train(options, loop, transport);
+    train(options, loop, transport, ranks_share_memory(session));
     return 0;
   });
 }

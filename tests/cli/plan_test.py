@@ -60,18 +60,23 @@ class Plans(program.ProgramTest):
         return done.out
 
     def test_every_shipped_configuration_is_planned_for_every_number_of_ranks_it_allows(self):
-        self.assertGreaterEqual(len(CONFIGS), 4)
+        self.assertGreaterEqual(len(CONFIGS), 8)
         for config in CONFIGS:
             for ranks in (1, 2, 4, 8):
                 with self.subTest(config=config.name, ranks=ranks):
+                    yaml = config.read_text()
+                    size = int((re.search(r"^  pp_size: (\d+)", yaml, re.M) or [0, 0])[1])
+                    if size and ranks % size:
+                        continue
+                    pp = size or (ranks if "parallel_strategy: pp" in yaml else 1)
                     text = self.plan("--config-path", config, "--ranks", ranks)
-                    self.assertIn(f"grid     [dp {ranks}][pp 1][tp 1]: {ranks} rank", text)
+                    self.assertIn(f"grid     [dp {ranks // pp}][pp {pp}][tp 1]: {ranks} rank", text)
                     for title in ["batch ", "stage ", "model ", "units\n", "buckets ", "bytes per rank\n",
                                   "messages per step\n"]:
                         self.assertIn(title, text)
 
     def test_the_tables_add_up(self):
-        text = self.plan("--config-path", "configs/gpt2-124m.yaml", "--ranks", "4")
+        text = self.plan("--config-path", "configs/gpt2-124m.yaml", "--ranks", "4", "--ranks-per-node", "1")
         n = int(re.search(r"model +(\d+) parameters", text).group(1))
         self.assertEqual(n, 124_439_808, "GPT-2 small's parameters")
         units = text.split("units\n")[1].split("buckets ")[0].splitlines()[1:]
@@ -86,7 +91,7 @@ class Plans(program.ProgramTest):
 
     def test_bytes_on_the_wire_are_those_of_a_reduce_scatter_and_an_all_gather(self):
         for ranks in (1, 2, 3, 4, 8):
-            text = self.plan(*program.TINY, "data.dataset_path=README.md", "--ranks", ranks)
+            text = self.plan(*program.TINY, "data.dataset_path=README.md", "--ranks", ranks, "--ranks-per-node", 1)
             parameters = int(re.search(r"(\d+) parameters", text).group(1))
             sent = [float(x) for x in re.findall(rf"tensor messages, {MIB}", text)]
             expected = 2 * (ranks - 1) / ranks * 4 * parameters / (1 << 20)
@@ -94,10 +99,15 @@ class Plans(program.ProgramTest):
             for mib in sent:
                 self.assertAlmostEqual(mib, expected, delta=0.03 * expected + 0.005, msg=f"{ranks} ranks")
 
+    def test_ranks_of_one_node_send_no_gradients(self):
+        text = self.plan(*program.TINY, "data.dataset_path=README.md", "--ranks", 4)
+        self.assertIn("added up where they lie", text)
+        self.assertEqual(re.findall(rf"tensor messages, {MIB}", text), ["0.00", "0.00"])
+
     def test_smaller_buckets_are_more_messages_with_as_many_bytes(self):
         def traffic(bucket_bytes):
             text = self.plan(*program.TINY, "data.dataset_path=README.md", "--ranks", "2",
-                             f"distributed.bucket_bytes={bucket_bytes}")
+                             "--ranks-per-node", "1", f"distributed.bucket_bytes={bucket_bytes}")
             return re.search(rf"sends (\d+) tensor messages, {MIB}", text).groups()
         (few, bytes_of_few), (many, bytes_of_many) = traffic(1 << 30), traffic(8192)
         self.assertEqual(bytes_of_few, bytes_of_many)

@@ -40,8 +40,13 @@ CONFIGURATIONS = {
     "a guide's field without counterpart says what to write": (
         78, ["optimization.use_compile", "use_compile: false"], "optimization:\n  use_compile: true\n", []),
     "what comes later is refused": (
-        78, ["optimization.gradient_checkpointing", "block", "none"], None,
-        ["optimization.gradient_checkpointing=block"]),
+        78, ["distributed.zero_stage", "1", "zero_stage: 0"], None, ["distributed.zero_stage=1"]),
+    "a schedule's file that is not there is named": (
+        78, ["distributed.pp_schedule", "none.txt", "No such file"], None,
+        ["distributed.pp_schedule=file:none.txt"]),
+    "more stages than blocks name both": (
+        78, ["distributed.pp_virtual_stages", "4 chunks", "model.num_layers is "], None,
+        ["distributed.pp_schedule=interleaved", "distributed.pp_virtual_stages=4"]),
     "nccl without a device names the line to change": (
         78, ["distributed.backend", "nccl", "0 devices", "backend: mpi"], None, ["distributed.backend=nccl"]),
     "a vocabulary below the tokenizer's names both": (

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 #include "src/base/error.h"
+#include "tensor/storage.h"
 #include "tests/comm/loopback_group.h"
 
 using namespace llm;
@@ -24,6 +25,39 @@ Task<> all_reduce(Member& member) {
 Task<> reduce_only(Member& member) {
   co_await reduce_scatter(member.group, member.queue, member.reduce, member.id, member.vector(),
                           member.scratch_view());
+}
+
+constexpr std::int64_t n_in_place = 157;
+constexpr Range first_part{0, 96};
+constexpr Range second_part{96, n_in_place};
+
+/// One rank of sums in place of two parts of a vector; rank r's holds values_of(r).
+struct InPlaceMember {
+  InPlaceMember(Group& group_, Queue& queue_)
+      : group(group_), queue(queue_), memory(Storage::shared(n_in_place * 4)) {
+    const std::vector<float> values = values_of(group.index, n_in_place);
+    std::memcpy(vector().data(), values.data(), values.size() * sizeof(float));
+  }
+  MutView vector() const { return memory.view(Dtype::f32, {n_in_place}); }
+  InPlacePlan plan(const Range& range) const {
+    return in_place_plan({group.index, group.size(), even_cuts(range.size(), group.size(), 4)}, 7);
+  }
+  Group& group;
+  Queue& queue;
+  Storage memory;
+  GroupVectors vectors;
+};
+
+Task<> sum_both_parts(InPlaceMember& member) {
+  std::vector<SharedHandle> handles(static_cast<std::size_t>(member.group.size()));
+  handles[static_cast<std::size_t>(member.group.index)] = member.memory.handle();
+  const CollectiveId id(3, 0, 0);
+  co_await exchange_handles(member.group, id, handles);
+  member.vectors = GroupVectors(member.group.index, member.vector(), handles);
+  for (const Range& range : {first_part, second_part}) {
+    const InPlacePlan plan = member.plan(range);
+    co_await sum_in_place(member.group, member.queue, plan, id, member.vectors, range);
+  }
 }
 
 std::vector<float> tree_sums(int n_ranks, std::int64_t n) {
@@ -109,6 +143,26 @@ TEST_CASE("after a reduce-scatter each rank owns its piece of the sum") {
       n_owned += member.reduce.owned.size();
     }
     CHECK(n_owned == 997);
+  }
+}
+
+TEST_CASE("sums in place have the tree's bits on all ranks for every order of delivery") {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    const int n_ranks = 1 + static_cast<int>(seed % 8);
+    INFO("seed " << seed << ", " << n_ranks << " ranks");
+    LoopbackGroup ranks(n_ranks, seed);
+    std::deque<InPlaceMember> members;
+    for (int rank = 0; rank < n_ranks; ++rank) {
+      InPlaceMember& member = members.emplace_back(ranks.group(rank), ranks.queue(rank));
+      ranks.loop.spawn(fmt::format("rank {}", rank), sum_both_parts(member));
+    }
+    ranks.loop.run();
+    for (const InPlaceMember& member : members) {
+      const float* const values = member.memory.view(Dtype::f32, {n_in_place}).as<float>();
+      REQUIRE(std::vector<float>(values, values + n_in_place) == tree_sums(n_ranks, n_in_place));
+    }
+    const std::int64_t n_messages = (n_ranks - 1) * (1 + 2 * 2);
+    REQUIRE(ranks.network.rank(0).counts().messages_sent == n_messages);
   }
 }
 

@@ -11,16 +11,32 @@ namespace llm {
 using test::load;
 using test::refusal;
 
-TEST_CASE("one rank runs under every strategy, more only under ddp") {
+TEST_CASE("one rank runs under every strategy, more under ddp, pp and 3d") {
   for (const std::string strategy : {"ddp", "fsdp", "zero", "tp", "pp", "3d"}) {
     const LoadedConfig loaded = load("distributed: {parallel_strategy: " + strategy + "}");
-    CHECK(refusal([&] { check_supported(loaded, 1); }) == "accepted");
-    CHECK(refusal([&] { check_supported(loaded, 2); }) ==
-          (strategy == "ddp" ? "accepted"
-                             : "c.yaml:1:34: distributed.parallel_strategy: " + strategy +
-                                   " on 2 ranks is not in this version; write parallel_strategy: "
-                                   "ddp, or start one rank"));
+    CHECK(resolve_grid(loaded, 1) == RankGrid{1, 1, 1});
+    const bool works = strategy == "ddp" || strategy == "pp" || strategy == "3d";
+    CHECK(refusal([&] { resolve_grid(loaded, 2); }) ==
+          (works ? "accepted"
+                 : "c.yaml:1:34: distributed.parallel_strategy: " + strategy +
+                       " on 2 ranks is not in this version; write parallel_strategy: ddp or pp, or "
+                       "start one rank"));
   }
+}
+
+TEST_CASE("pipelines are all ranks, or pp_size of them, and data-parallel ranks are the rest") {
+  const auto grid = [](const std::string& fields, std::int64_t n_ranks) {
+    return resolve_grid(load("distributed: {parallel_strategy: " + fields + "}"), n_ranks);
+  };
+  CHECK(grid("ddp", 6) == RankGrid{6, 1, 1});
+  CHECK(grid("ddp, pp_size: 1, tp_size: 1, dp_size: 6", 6) == RankGrid{6, 1, 1});
+  CHECK(grid("pp", 6) == RankGrid{1, 6, 1});
+  CHECK(grid("pp, pp_size: 6", 6) == RankGrid{1, 6, 1});
+  CHECK(grid("pp, pp_size: 2", 6) == RankGrid{3, 2, 1});
+  CHECK(grid("pp, pp_size: 1", 6) == RankGrid{6, 1, 1});
+  CHECK(grid("pp, pp_size: 2, dp_size: 3", 6) == RankGrid{3, 2, 1});
+  CHECK(grid("3d, pp_size: 3, dp_size: 2, tp_size: 1", 6) == RankGrid{2, 3, 1});
+  CHECK(grid("3d", 6) == RankGrid{6, 1, 1});
 }
 
 TEST_CASE("a process started alone for several ranks is refused with the line to type") {
@@ -44,19 +60,113 @@ TEST_CASE("a process started alone for several ranks is refused with the line to
 
 TEST_CASE("grid sizes that do not fit the ranks are refused with both numbers") {
   const LoadedConfig tp = load("distributed: {parallel_strategy: tp, tp_size: 2}");
-  CHECK(refusal([&] { check_supported(tp, 1); }) ==
+  CHECK(refusal([&] { resolve_grid(tp, 1); }) ==
         "c.yaml:1:47: distributed.tp_size: 2 does not divide the 1 rank of this run; start a "
         "multiple of 2 ranks or use 0");
   const LoadedConfig pp = load("distributed: {parallel_strategy: pp, pp_size: 4}");
-  CHECK(refusal([&] { check_supported(pp, 6); }) ==
+  CHECK(refusal([&] { resolve_grid(pp, 6); }) ==
         "c.yaml:1:47: distributed.pp_size: 4 does not divide the 6 ranks of this run; start a "
         "multiple of 4 ranks or use 0");
   const LoadedConfig dp = load("distributed: {dp_size: 4}");
-  CHECK(
-      refusal([&] { check_supported(dp, 2); }) ==
-      "c.yaml:1:24: distributed.dp_size: 4 data-parallel ranks, but this run has 2 ranks; start 4 "
-      "or use 0");
-  CHECK(refusal([&] { check_supported(dp, 4); }) == "accepted");
+  CHECK(refusal([&] { resolve_grid(dp, 2); }) ==
+        "c.yaml:1:24: distributed.dp_size: 4 x pp_size 1 x tp_size 1 is 4, but this run has 2 "
+        "ranks; start 4 or use 0");
+  CHECK(refusal([&] { resolve_grid(dp, 4); }) == "accepted");
+  const LoadedConfig both = load("distributed: {parallel_strategy: pp, dp_size: 3, pp_size: 2}");
+  CHECK(refusal([&] { resolve_grid(both, 4); }) ==
+        "c.yaml:1:47: distributed.dp_size: 3 x pp_size 2 x tp_size 1 is 6, but this run has 4 "
+        "ranks; start 6 or use 0");
+  const LoadedConfig three = load("distributed: {parallel_strategy: 3d, pp_size: 2, tp_size: 2}");
+  CHECK(refusal([&] { resolve_grid(three, 8); }) ==
+        "c.yaml:1:59: distributed.tp_size: 2 on 8 ranks is not in this version; write tp_size: 1");
+}
+
+namespace {
+
+/// What resolve_pipeline says of a model of 6 blocks on `n_ranks` pipeline ranks.
+std::string pipeline_refusal(const std::string& fields, std::int64_t n_ranks) {
+  const LoadedConfig loaded =
+      load("model: {num_layers: 6}\ndistributed: {parallel_strategy: pp, " + fields + "}");
+  return refusal([&] { resolve_pipeline(loaded, n_ranks); });
+}
+
+}  // namespace
+
+TEST_CASE("each schedule has its number of chunks, and a split its stages") {
+  const auto resolved = [](const std::string& fields) {
+    return resolve_pipeline(load("model: {num_layers: 6}\ndistributed: {" + fields + "}"), 3);
+  };
+  CHECK(resolved("pp_size: 0").n_chunks == 1);
+  CHECK(resolved("pp_size: 0").schedule == "1f1b");
+  CHECK(resolved("pp_schedule: interleaved, pp_virtual_stages: 2").n_chunks == 2);
+  CHECK(resolved("pp_schedule: zero_bubble_v").n_chunks == 2);
+  CHECK(resolved("pp_schedule: zero_bubble_v, pp_virtual_stages: 2").n_chunks == 2);
+  CHECK(resolved("pp_schedule: \"file:a b.txt\"").n_chunks == 0);
+  CHECK(resolved("pp_schedule: \"file:a b.txt\"").schedule == "file");
+  CHECK(schedule_file(load("distributed: {pp_schedule: \"file:a b.txt\"}").config) == "a b.txt");
+  CHECK(schedule_file(load("").config).empty());
+  CHECK(resolved("pp_split: \"1,2, 3\"").n_blocks == std::vector<std::int64_t>{1, 2, 3});
+  CHECK(resolved("pp_schedule: interleaved, pp_virtual_stages: 2, pp_split: \"1,1,1,1,1,1\"")
+            .n_blocks.size() == 6);
+}
+
+TEST_CASE("chunks that a schedule does not have are refused") {
+  const std::string chunks = "c.yaml:2:77: distributed.pp_virtual_stages: ";
+  CHECK(pipeline_refusal("pp_schedule: gpipe, pp_virtual_stages: 2", 2) ==
+        chunks +
+            "2 does not go with pp_schedule gpipe; write pp_schedule: interleaved, or "
+            "pp_virtual_stages: 1");
+  CHECK(pipeline_refusal("pp_schedule: zero_bubble_v, pp_virtual_stages: 3", 2) ==
+        "c.yaml:2:85: distributed.pp_virtual_stages: 3 does not go with pp_schedule "
+        "zero_bubble_v; it has 2, which need not be written");
+  CHECK(pipeline_refusal("pp_schedule: interleaved", 2) ==
+        "c.yaml:2:51: distributed.pp_virtual_stages: 1 does not go with pp_schedule interleaved; "
+        "write pp_virtual_stages: 2 or more, or pp_schedule: 1f1b");
+}
+
+TEST_CASE("more stages than blocks are refused with both numbers") {
+  CHECK(pipeline_refusal("pp_schedule: 1f1b", 6) == "accepted");
+  CHECK(pipeline_refusal("pp_size: 7", 7) ==
+        "c.yaml:2:47: distributed.pp_size: 7 pipeline ranks need a block each, but "
+        "model.num_layers is 6; use pp_size: 6 at most");
+  CHECK(pipeline_refusal("pp_schedule: 1f1b", 7) ==
+        "c.yaml:2:51: distributed.pp_size: 7 pipeline ranks need a block each, but "
+        "model.num_layers is 6; use pp_size: 6 at most");
+  CHECK(pipeline_refusal("pp_schedule: zero_bubble_v", 4) ==
+        "c.yaml:2:51: distributed.pp_virtual_stages: 4 pipeline ranks with 2 chunks each, 8 stages "
+        "need a block each, but model.num_layers is 6; use fewer ranks or another schedule");
+  CHECK(pipeline_refusal("pp_schedule: interleaved, pp_virtual_stages: 4", 2) ==
+        "c.yaml:2:83: distributed.pp_virtual_stages: 2 pipeline ranks with 4 chunks each, 8 stages "
+        "need a block each, but model.num_layers is 6; use at most 3 chunks, fewer ranks or "
+        "another schedule");
+  const LoadedConfig file = load("model: {num_layers: 6}\ndistributed: {pp_schedule: file:a}");
+  CHECK(refusal([&] { resolve_pipeline(file, 4); }) == "accepted");
+  CHECK(refusal([&] { check_stages(file, 3, 2); }) == "accepted");
+  CHECK_THAT(refusal([&] { check_stages(file, 4, 2); }),
+             Catch::Contains("4 pipeline ranks with 2 chunks each, 8 stages"));
+}
+
+TEST_CASE("a split that is no split of this model is refused") {
+  const std::string split = "c.yaml:2:48: distributed.pp_split: ";
+  CHECK(pipeline_refusal("pp_split: \"2,4\"", 2) == "accepted");
+  CHECK(pipeline_refusal("pp_split: 6", 1) == "accepted");
+  CHECK(pipeline_refusal("pp_split: \"2,3\"", 2) ==
+        split + "2,3 is 5 blocks, but model.num_layers is 6; write numbers that add up to 6");
+  CHECK(pipeline_refusal("pp_split: \"2,4\"", 3) ==
+        split +
+            "2,4 has 2 stages, but there are 3 pipeline ranks; write 3 numbers, or remove the "
+            "field");
+  CHECK(pipeline_refusal("pp_split: \"6\"", 2) ==
+        split +
+            "6 has 1 stage, but there are 2 pipeline ranks; write 2 numbers, or remove the "
+            "field");
+  for (const std::string text : {"0,6", "-1,7", "2,,4", "2,4,", "two,4", "2;4", "06,0", ","}) {
+    INFO(text);
+    CHECK(pipeline_refusal("pp_split: \"" + text + "\"", 2) ==
+          split + text +
+              " is not a list of blocks, at least one for each stage; write one like "
+              "\"3,4,4,1\"");
+  }
 }
 
 TEST_CASE("a batch is cut into microbatches that add up and differ by one at most") {

@@ -74,12 +74,11 @@ TEST_CASE("a value that is overridden must still be well typed and in range") {
 }
 
 TEST_CASE("a value that does not work yet can be overridden by one that does") {
-  const std::string yaml = "optimization: {gradient_checkpointing: block}";
+  const std::string yaml = "distributed: {zero_stage: 1}";
   CHECK(test::refusal_of(yaml) ==
-        "c.yaml:1:40: optimization.gradient_checkpointing: block is not in this version; write "
-        "gradient_checkpointing: none and a smaller training.batch_size");
-  const LoadedConfig loaded = with_overrides({"optimization.gradient_checkpointing=none"}, yaml);
-  CHECK(loaded.config.optimization.gradient_checkpointing == "none");
+        "c.yaml:1:27: distributed.zero_stage: 1 is not in this version; write zero_stage: 0");
+  const LoadedConfig loaded = with_overrides({"distributed.zero_stage=0"}, yaml);
+  CHECK(loaded.config.distributed.zero_stage == 0);
 }
 
 TEST_CASE("the guide's six variables are read without a prefix") {
@@ -172,6 +171,8 @@ TEST_CASE("learning_rate and swish are other spellings of lr and silu") {
   CHECK(config.model.mlp_activation == "silu");
   CHECK(load("optimization: {gradient_checkpointing: false}")
             .config.optimization.gradient_checkpointing == "none");
+  CHECK(load("optimization: {gradient_checkpointing: true}")
+            .config.optimization.gradient_checkpointing == "block");
   CHECK(with_overrides({"training.learning_rate=0.5"}, "training: {lr: 0.25}").config.training.lr ==
         0.5);
 }

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 #include "src/comm/collective.h"
+#include "src/comm/mpi/shared_ranks.h"
+#include "tensor/storage.h"
 #include "tests/mpi/rank_loop.h"
 #include "tests/support/values.h"
 
@@ -243,6 +245,54 @@ void broadcasts(RankTests& tests) {
   }
 }
 
+/// One rank of sums in place: its vector lies where the others can map it.
+struct InPlace {
+  InPlace(Group& group_, std::int64_t n)
+      : group(group_),
+        memory(Storage::shared(n * 4)),
+        plan(in_place_plan({group.index, group.size(), even_cuts(n, group.size(), 16)}, 16384)),
+        whole{0, n} {}
+  MutView vector() const { return memory.view(Dtype::f32, {whole.size()}); }
+  Group& group;
+  Storage memory;
+  InPlacePlan plan;
+  Range whole;
+  GroupVectors vectors;
+};
+
+Task<> do_sums_in_place(InPlace& all, Queue& queue, RankTests& tests, int n_times) {
+  std::vector<SharedHandle> handles(static_cast<std::size_t>(all.group.size()));
+  handles[static_cast<std::size_t>(all.group.index)] = all.memory.handle();
+  co_await exchange_handles(all.group, CollectiveId(5, 0, 0), handles);
+  all.vectors = GroupVectors(all.group.index, all.vector(), handles);
+  float* const values = all.vector().as<float>();
+  for (int n = 0; n < n_times; ++n) {
+    for (std::int64_t i = 0; i < all.whole.size(); ++i) {
+      values[i] = value_of(all.group.index, i + n);
+    }
+    const CollectiveId id(5, n, 0);
+    co_await sum_in_place(all.group, queue, all.plan, id, all.vectors, all.whole);
+    const std::vector<float> sums = sums_of(all.group.size(), all.whole.size(), n);
+    tests.check(same_bits(values, sums, all.whole), fmt::format("sum {} is the tree's", n));
+  }
+}
+
+void sums_in_place(RankTests& tests) {
+  tests.check(ranks_share_memory(tests.session()) == (tests.n_ranks() > 1),
+              "several ranks of this machine map each other's memory");
+  for (const std::int64_t n : sizes) {
+    RankLoop here(tests);
+    Group group = here.everyone();
+    InPlace all(group, n);
+    const int n_times = n > 100'000 ? 3 : 100;
+    here.loop.spawn("sums", do_sums_in_place(all, here.queue, tests, n_times));
+    here.loop.run();
+    tests.check(here.transport.counts().messages_sent == (group.size() - 1) * (1 + 2 * n_times),
+                "two messages a sum and peer");
+    tests.session().barrier();  // memory stays until nobody writes to it
+  }
+}
+
 /// A group that is not the world, its ranks out of order: even and odd ranks apart.
 void groups_apart(RankTests& tests) {
   std::vector<int> ranks;
@@ -269,6 +319,7 @@ void test_collectives(RankTests& tests) {
   tests.run("1000 small all-reduces on one tag follow each other", repeated);
   tests.run("an all-gather of 0 to 64 MB of any dtype brings every piece", all_gathers);
   tests.run("a broadcast of 0 to 64 MB reaches every rank from every root", broadcasts);
+  tests.run("sums in place of 0 to 64 MB have the tree's bits on every rank", sums_in_place);
   tests.run("groups within the world reduce on their own", groups_apart);
 }
 

@@ -57,6 +57,7 @@ Settings settings_of(const GoldenCase& golden, int dp, std::int64_t n_steps) {
   settings.bucket_bytes = 4096;
   settings.seed = t.seed;
   settings.n_steps = n_steps;
+  set_pipeline(settings);
   return settings;
 }
 

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/parity/check_same.h"
 #include "tests/parity/world.h"
 
 using namespace llm;
@@ -40,17 +41,6 @@ ModelConfig wide_gpt2() {
   return model;
 }
 
-void check_same(const Outcome& a, const Outcome& b) {
-  REQUIRE(difference(a.weights, b.weights) == "");
-  REQUIRE(a.losses == b.losses);
-  REQUIRE(a.reports.size() == b.reports.size());
-  for (std::size_t i = 0; i < a.reports.size(); ++i) {
-    REQUIRE(a.reports[i].grad_norm == b.reports[i].grad_norm);
-    REQUIRE(a.reports[i].lr == b.reports[i].lr);
-    REQUIRE(a.reports[i].n_valid == b.reports[i].n_valid);
-  }
-}
-
 /// Twelve microbatches of 2, 1 or 1 samples a step over `dp` ranks.
 Settings twelve_microbatches(const ModelConfig& model, int dp) {
   return parity_settings(model, dp, {2, 1, 1}, 4 / dp, 5);
@@ -63,6 +53,7 @@ TEST_CASE("P1: the order of messages changes no bit") {
   for (const int dp : {2, 4}) {
     Settings settings = parity_settings(parity_gpt2(0.1f), dp, {1}, 2, 2);
     settings.model.n_layers = 1;
+    set_pipeline(settings);
     settings.bucket_bytes = 2048;
     settings.n_reducer_lanes = 3;
     const Outcome expected = run_world(settings, 0, 20);
@@ -100,6 +91,25 @@ TEST_CASE("P2: the size of buckets changes no bit") {
   }
 }
 
+TEST_CASE("P1 to P3: gradients added where they lie have the bits of those that were sent") {
+  for (const int dp : {1, 2, 3, 4}) {
+    Settings settings = twelve_microbatches(parity_gpt2(0.1f), dp);
+    settings.bucket_bytes = 4096;
+    const Outcome sent = run_world(settings);
+    settings.shares_memory = true;
+    for (std::uint64_t seed = 1; seed <= 25; ++seed) {
+      INFO("dp " << dp << ", delivery seed " << seed);
+      check_same(run_world(settings, seed), sent);
+    }
+    settings.bucket_bytes = std::int64_t{1} << 40;
+    settings.n_reducer_lanes = 3;  // two of them without a bucket
+    check_same(run_world(settings), sent);
+    if (dp == 3) continue;
+    settings.accumulation = Accumulation::tree;
+    check_same(run_world(settings), run_world(twelve_microbatches(parity_gpt2(0.1f), 1)));
+  }
+}
+
 TEST_CASE("P2: the number of reducer lanes changes no bit") {
   for (const int dp : {2, 3, 4}) {
     Settings settings = parity_settings(parity_gpt2(0.1f), dp, {2, 1}, 1, 3);
@@ -123,6 +133,7 @@ TEST_CASE("P2: how microbatches fall into accumulation steps changes no bit") {
       INFO(per_flush << " microbatches a flush");
       settings.partition.microbatch_samples.assign(static_cast<std::size_t>(per_flush), 1);
       settings.partition.n_accumulation_steps = 12 / per_flush;
+      set_pipeline(settings);
       check_same(run_world(settings, 1, 20), expected);
     }
   }

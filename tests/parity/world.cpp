@@ -8,6 +8,7 @@
 
 #include "src/base/philox.h"
 #include "tensor/ops/cross_entropy.h"
+#include "tensor/ops/elementwise.h"
 
 namespace llm {
 namespace {
@@ -31,6 +32,11 @@ Weights tensors_in(const ModelState& state, const MutView& flat) {
         values_in(flat, state.layout().tensor_begin[tensor], state.specs()[i].n_elements()));
   }
   return tensors;
+}
+
+bool same_bytes(const View& a, const View& b) {
+  return a.n_bytes() == b.n_bytes() &&
+         std::memcmp(a.data(), b.data(), static_cast<std::size_t>(a.n_bytes())) == 0;
 }
 
 }  // namespace
@@ -107,8 +113,9 @@ double relative_distance(const Weights& a, const Weights& b) {
 World::World(const Settings& settings, Options options)
     : options_(std::move(options)),
       loop_(loop_options()),
-      network_(loop_, settings.grid.dp, options_.delivery_seed) {
-  for (int rank = 0; rank < settings.grid.dp; ++rank) {
+      grid_(settings.grid),
+      network_(loop_, grid_.n_ranks(), options_.delivery_seed) {
+  for (int rank = 0; rank < grid_.n_ranks(); ++rank) {
     trainers_.push_back(
         std::make_unique<Trainer>(loop_, network_.rank(rank), settings, inputs(rank)));
     options_.prepare(state(rank));
@@ -137,15 +144,49 @@ TrainerInputs World::inputs(int rank) {
 Outcome World::run() {
   for (const auto& trainer : trainers_) trainer->start();
   loop_.run();
-  outcome_.weights = weights_of(state(0));
-  outcome_.gradients = gradients_of(state(0));
+  outcome_.weights = whole(0, weights_of);
+  outcome_.gradients = whole(0, gradients_of);
+  for (int dp = 1; dp < grid_.dp; ++dp) {
+    const std::string apart = difference(whole(dp, weights_of), outcome_.weights);
+    CHECK_CONTRACT(apart.empty(), "every data-parallel rank has the same weights: " + apart);
+  }
   for (const auto& trainer : trainers_) {
-    const std::string apart = difference(weights_of(trainer->state()), outcome_.weights);
-    CHECK_CONTRACT(apart.empty(), "every rank has the same weights: " + apart);
+    check_copies(trainer->state());
     outcome_.n_steps_done.push_back(trainer->n_steps_done());
     outcome_.stopped.push_back(trainer->stopped());
   }
   return outcome_;
+}
+
+Weights World::whole(int dp, Weights (*part_of)(const ModelState&)) {
+  Weights all(parameters(state(0).config()).size());
+  for (const int rank : pipeline_group(grid_, rank_at(grid_, {dp, 0, 0}))) {
+    const Weights own = part_of(state(rank));
+    for (std::size_t i = 0; i < own.size(); ++i) all[state(rank).canonical()[i]] = own[i];
+  }
+  for (const std::vector<float>& parameter : all) {
+    CHECK_CONTRACT(!parameter.empty(), "every parameter is on a rank of the pipeline");
+  }
+  return all;
+}
+
+void World::check_copies(const ModelState& state) const {
+  Queue queue;
+  const std::int64_t n = state.layout().n_elements;
+  if (!state.flat_copy().empty()) {
+    const Storage rounded(n * 4);
+    const MutView copy = rounded.view(state.config().compute, {n});
+    convert(queue, state.flat_values(), copy);
+    queue.finish();
+    CHECK_CONTRACT(same_bytes(copy, state.flat_copy()), "the copy is the rounded weights");
+  }
+  const MutView borrowed = state.borrowed_embedding();
+  if (borrowed.empty()) return;
+  const Storage rounded(borrowed.n_elements() * 4);
+  const MutView copy = rounded.view(borrowed.dtype(), {borrowed.n_elements()});
+  convert(queue, View(outcome_.weights[0].data(), {borrowed.n_elements()}), copy);
+  queue.finish();
+  CHECK_CONTRACT(same_bytes(copy, borrowed), "both holders of a tied embedding have one value");
 }
 
 Outcome run_world(const Settings& settings, std::uint64_t delivery_seed,
@@ -197,6 +238,7 @@ Settings parity_settings(const ModelConfig& model, int dp, std::vector<std::int6
   settings.bucket_bytes = 8192;
   settings.seed = 5;
   settings.n_steps = n_steps;
+  set_pipeline(settings);
   return settings;
 }
 

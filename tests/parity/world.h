@@ -81,7 +81,7 @@ struct Outcome {
   std::vector<bool> stopped;               ///< by rank
 };
 
-/// A run of settings.grid.dp whole trainers in this process, with message deliveries drawn from a
+/// A run of settings.grid's whole trainers in this process, with message deliveries drawn from a
 /// seed.
 class World {
  public:
@@ -101,10 +101,15 @@ class World {
 
  private:
   TrainerInputs inputs(int rank);
+  /// Of all parameters in canonical order, from the ranks of one pipeline.
+  Weights whole(int dp, Weights (*part_of)(const ModelState&));
+  /// Whether every copy of a weight is that weight, rounded.
+  void check_copies(const ModelState& state) const;
 
   Options options_;
   Outcome outcome_;
   Loop loop_;
+  Grid grid_;
   LoopbackNetwork network_;
   std::vector<std::unique_ptr<SampleSource>> sources_;
   std::vector<std::unique_ptr<Trainer>> trainers_;

@@ -98,6 +98,25 @@ void carry_out(const std::vector<std::vector<GatherRound>>& plans, Vectors& vect
   }
 }
 
+/// What `rank` does to the vectors of all.
+void sum_piece_in_place(int rank, const Cuts& cuts, Vectors& vectors) {
+  const auto n_ranks = static_cast<int>(vectors.size());
+  const InPlacePlan plan = in_place_plan({rank, n_ranks, cuts}, 5);
+  const auto of = [&](int member, const Range& segment) {
+    return at(vectors[static_cast<std::size_t>(member)], segment.begin);
+  };
+  for (const Range& segment : plan.segments) {
+    for (const Addition& addition : plan.additions) {
+      for (std::int64_t i = 0; i < segment.size(); ++i) {
+        of(addition.into, segment)[i] += of(addition.from, segment)[i];
+      }
+    }
+    for (int member = 0; member < n_ranks; ++member) {
+      std::copy_n(of(rank, segment), segment.size(), of(member, segment));
+    }
+  }
+}
+
 std::vector<float> tree_sums(int n_ranks, std::int64_t n) {
   std::vector<float> sums;
   for (std::int64_t i = 0; i < n; ++i) sums.push_back(tree_sum(0, n_ranks, i));
@@ -156,6 +175,29 @@ TEST_CASE("a reduce-scatter leaves the bits of the tree sum with the owner, in e
     }
   }
   CHECK(n_plans == (16 * 17 / 2 + 1 + 2 + 4 + 8 + 16) * 33);
+}
+
+TEST_CASE("sums in place leave the bits of the tree sum everywhere, whichever rank is first") {
+  for (int n_ranks = 1; n_ranks <= most_ranks; ++n_ranks) {
+    for (const Cuts& cuts : shapes_for(n_ranks)) {
+      const std::vector<float> sums = tree_sums(n_ranks, cuts.back());
+      for (const bool reversed : {false, true}) {
+        Vectors vectors = own_values(n_ranks, cuts.back());
+        for (int i = 0; i < n_ranks; ++i) {
+          sum_piece_in_place(reversed ? n_ranks - 1 - i : i, cuts, vectors);
+        }
+        INFO(n_ranks << " ranks, " << cuts.back() << " elements");
+        REQUIRE(vectors == Vectors(static_cast<std::size_t>(n_ranks), sums));
+      }
+    }
+  }
+}
+
+TEST_CASE("segments cut a range in order, all but the last of the size asked for") {
+  CHECK(segments_of({3, 3}, 4).empty());
+  CHECK(segments_of({3, 12}, 4) == std::vector<Range>{{3, 7}, {7, 11}, {11, 12}});
+  CHECK(segments_of({0, 8}, 4) == std::vector<Range>{{0, 4}, {4, 8}});
+  CHECK_THROWS_AS(segments_of({0, 8}, 0), ContractBroken);
 }
 
 TEST_CASE("sums of integers are the sums of integers") {

@@ -33,6 +33,13 @@ TEST_CASE("a rank and its place belong to each other on every grid") {
             REQUIRE(place_of(grid, member).pp == place.pp);
             REQUIRE(place_of(grid, member).tp == place.tp);
           }
+          const std::vector<int> pipeline = pipeline_group(grid, rank);
+          REQUIRE(pipeline.size() == static_cast<std::size_t>(pp));
+          REQUIRE(pipeline[static_cast<std::size_t>(place.pp)] == rank);
+          for (const int member : pipeline) {
+            REQUIRE(place_of(grid, member).dp == place.dp);
+            REQUIRE(place_of(grid, member).tp == place.tp);
+          }
         }
       }
     }

@@ -140,6 +140,7 @@ TEST_CASE("validation that is planned wants a source") {
 TEST_CASE("more than 1,024 microbatches or buckets a step are as good as a few") {
   Settings settings = parity_settings(parity_gpt2(), 1, {1}, 1100, 2);
   settings.model.n_layers = 1;
+  set_pipeline(settings);
   const Outcome one = World(settings, random_training(settings)).run();
   settings.grid.dp = settings.partition.dp = 2;
   settings.partition.n_accumulation_steps = 550;
@@ -150,6 +151,7 @@ TEST_CASE("more than 1,024 microbatches or buckets a step are as good as a few")
   settings = parity_settings(parity_llama(), 2, {1}, 1, 1);
   settings.model.vocab_size = 150000;
   settings.model.n_layers = 1;
+  set_pipeline(settings);
   settings.n_reducer_lanes = 1;
   const Outcome few = World(settings, random_training(settings)).run();
   settings.bucket_bytes = 4;

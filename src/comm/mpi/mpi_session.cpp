@@ -120,6 +120,10 @@ MpiSession::MpiSession() {
   std::vector<int> processes(static_cast<std::size_t>(ranks_per_node_));
   const int self = getpid();
   CHECK_MPI(MPI_Allgather(&self, 1, MPI_INT, processes.data(), 1, MPI_INT, node), no_peer);
+  std::vector<int> ranks(processes.size());
+  CHECK_MPI(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, node), no_peer);
+  on_this_node_.resize(static_cast<std::size_t>(n_ranks_));
+  for (const int rank : ranks) on_this_node_[static_cast<std::size_t>(rank)] = true;
   set_node_processes(std::move(processes));
   CHECK_MPI(MPI_Comm_free(&node), no_peer);
   std::atexit(abort_at_exit);

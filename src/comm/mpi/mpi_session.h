@@ -30,6 +30,7 @@ class MpiSession {
   int n_ranks() const { return n_ranks_; }
   int local_rank() const { return local_rank_; }          ///< place on this node
   int ranks_per_node() const { return ranks_per_node_; }  ///< on this node
+  bool is_on_this_node(int rank) const { return on_this_node_[static_cast<std::size_t>(rank)]; }
 
   /// Every rank returns rank 0's text.
   std::string broadcast(std::string text) const;
@@ -52,7 +53,8 @@ class MpiSession {
   int n_ranks_ = 1;
   int local_rank_ = 0;
   int ranks_per_node_ = 1;
-  bool launched_ = false;  // by mpirun or srun
+  std::vector<bool> on_this_node_;  // by rank
+  bool launched_ = false;           // by mpirun or srun
 };
 
 /// Main's body on every rank. Returns what `body` returns, after finish(). An exception prints one

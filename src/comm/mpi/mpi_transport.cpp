@@ -54,7 +54,13 @@ struct Operation {
   bool is_receive = false;
   int n_left = 0;  ///< requests that have not completed
   std::int64_t n_bytes = 0;
+  std::int64_t piece_bytes = 0;
   Event* done = nullptr;
+
+  int n_pieces() const { return static_cast<int>((n_bytes + piece_bytes - 1) / piece_bytes); }
+  std::int64_t bytes_of(int piece) const {
+    return std::min(piece_bytes, n_bytes - piece * piece_bytes);
+  }
 };
 
 /// What a request in flight belongs to: a part of a tensor message, or a control message.
@@ -67,12 +73,9 @@ struct Owner {
 }  // namespace
 
 struct MpiTransport::State {
-  explicit State(std::int64_t piece) : piece_bytes(piece) {}
+  State(const MpiSession& session, Options options);
 
   Operation& begin(int peer, int tag, std::int64_t n_bytes, Event& done);
-  std::int64_t bytes_of(const Operation& operation, int part) const {
-    return std::min(piece_bytes, operation.n_bytes - part * piece_bytes);
-  }
   void keep(MPI_Request request, const Owner& owner);
   void send(const void* bytes, std::int64_t n, int peer, int tag, MPI_Comm comm,
             const Owner& owner);
@@ -93,7 +96,7 @@ struct MpiTransport::State {
   void take_control(MpiTransport& transport, const MPI_Status& status);
   bool take_back_receives();
 
-  const std::int64_t piece_bytes;
+  std::vector<std::int64_t> piece_bytes;  // by rank
   MPI_Comm data = MPI_COMM_NULL;
   MPI_Comm control = MPI_COMM_NULL;
   // Dense, so that one Testsome asks for all. Entry 0 is the oldest control receive: messages match
@@ -112,12 +115,20 @@ struct MpiTransport::State {
   std::size_t n_taken_slots = 0;  // before the oldest: free, and posted again by the next poll
 };
 
+MpiTransport::State::State(const MpiSession& session, Options options) {
+  for (int rank = 0; rank < session.n_ranks(); ++rank) {
+    piece_bytes.push_back(session.is_on_this_node(rank) ? options.piece_bytes
+                                                        : options.far_piece_bytes);
+  }
+}
+
 Operation& MpiTransport::State::begin(int peer, int tag, std::int64_t n_bytes, Event& done) {
   Operation& operation = operations.take();
   operation.peer = peer;
   operation.tag = tag;
   operation.n_bytes = n_bytes;
-  operation.n_left = 1 + static_cast<int>((n_bytes + piece_bytes - 1) / piece_bytes);
+  operation.piece_bytes = piece_bytes[static_cast<std::size_t>(peer)];
+  operation.n_left = 1 + operation.n_pieces();
   operation.done = &done;
   return operation;
 }
@@ -210,7 +221,7 @@ void MpiTransport::State::check(std::size_t i, const Owner& owner) const {
   int n_arrived = 0;
   CHECK_MPI(MPI_Get_count(&statuses[i], MPI_BYTE, &n_arrived), operation->peer);
   const std::int64_t n_expected =
-      is_header ? static_cast<std::int64_t>(sizeof(Header)) : bytes_of(*operation, owner.part);
+      is_header ? static_cast<std::int64_t>(sizeof(Header)) : operation->bytes_of(owner.part);
   if (failed(i) || n_arrived != n_expected) {
     const std::string reason = failed(i) ? ": " + mpi_text(statuses[i].MPI_ERROR) : "";
     throw CommError(fmt::format(
@@ -321,9 +332,11 @@ MpiTransport::MpiTransport(const MpiSession& session, Loop& loop, Options option
     : Transport(loop),
       rank_(session.rank()),
       n_ranks_(session.n_ranks()),
-      state_(std::make_unique<State>(options.piece_bytes)) {
-  CHECK_CONTRACT(options.piece_bytes > 0 && options.piece_bytes <= std::int64_t{1} << 30,
-                 "a piece's bytes fit MPI's int");
+      state_(std::make_unique<State>(session, options)) {
+  for (const std::int64_t piece_bytes : {options.piece_bytes, options.far_piece_bytes}) {
+    CHECK_CONTRACT(piece_bytes > 0 && piece_bytes <= std::int64_t{1} << 30,
+                   "a piece's bytes fit MPI's int");
+  }
   for (MPI_Comm* comm : {&state_->data, &state_->control}) {
     CHECK_MPI(MPI_Comm_dup(MPI_COMM_WORLD, comm), no_peer);
     CHECK_MPI(MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN), no_peer);
@@ -349,12 +362,12 @@ void MpiTransport::do_send(int peer, int tag, const Header& header, View tensor,
   operation.is_receive = false;
   operation.header = header;
   const auto* bytes = static_cast<const std::byte*>(tensor.data());
-  const std::int64_t piece_bytes = state_->piece_bytes;
   state_->send(&operation.header, sizeof(Header), peer, tag, state_->data,
                {&operation, header_part, nullptr});
-  for (int part = 0; part * piece_bytes < tensor.n_bytes(); ++part) {
-    state_->send(bytes + part * piece_bytes, state_->bytes_of(operation, part), peer, tag,
-                 state_->data, {&operation, part, nullptr});
+  const int n_pieces = operation.n_pieces();
+  for (int piece = 0; piece < n_pieces; ++piece) {
+    state_->send(bytes + piece * operation.piece_bytes, operation.bytes_of(piece), peer, tag,
+                 state_->data, {&operation, piece, nullptr});
   }
 }
 
@@ -364,11 +377,11 @@ void MpiTransport::do_receive(int peer, int tag, const Header& expected, MutView
   operation.is_receive = true;
   operation.expected = expected;
   auto* bytes = static_cast<std::byte*>(tensor.data());
-  const std::int64_t piece_bytes = state_->piece_bytes;
   state_->receive(&operation.header, sizeof(Header), {&operation, header_part, nullptr});
-  for (int part = 0; part * piece_bytes < tensor.n_bytes(); ++part) {
-    state_->receive(bytes + part * piece_bytes, state_->bytes_of(operation, part),
-                    {&operation, part, nullptr});
+  const int n_pieces = operation.n_pieces();
+  for (int piece = 0; piece < n_pieces; ++piece) {
+    state_->receive(bytes + piece * operation.piece_bytes, operation.bytes_of(piece),
+                    {&operation, piece, nullptr});
   }
 }
 

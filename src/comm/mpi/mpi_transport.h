@@ -16,9 +16,12 @@ namespace llm {
 class MpiTransport : public Transport {
  public:
   struct Options {
-    Options() : piece_bytes(std::int64_t{1} << 30) {}
+    Options() : piece_bytes(std::int64_t{1} << 30), far_piece_bytes(64'000) {}
     /// Tensors above it go in several messages; at most 1 GiB, because MPI counts in int.
     std::int64_t piece_bytes;
+    /// The same between nodes: below TCP's eager limit of 64 KB, so that pieces follow each other
+    /// without a round trip each. A receiver that is late keeps them in MPI's buffers meanwhile.
+    std::int64_t far_piece_bytes;
   };
 
   /// On every rank together: makes two communicators. Polled by `loop` from here on.

@@ -1,0 +1,110 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "actors/model_state.h"
+#include "actors/stage_compute.h"
+#include "actors/tied_gradient.h"
+#include "src/rt/port.h"
+#include "tensor/queue.h"
+
+namespace llm {
+
+/// A rank's chunks of a decoder: activations between forward and backward, gradients into the
+/// accumulation tree, and word to the reducers when a bucket is complete.
+///
+///   sends  grads_ready(step * n_buckets + bucket)   after the last microbatch of a step
+///   holds  activations of at most n_activations (chunk, microbatch), and what backward_input
+///          leaves for backward_weight of at most n_split_backwards
+class DecoderCompute : public StageCompute {
+ public:
+  struct Plan {
+    LayerRanges chunks;                   ///< the rank's, by chunk
+    AccumulationPlan accumulation;        ///< of the rank's A microbatches
+    std::int64_t largest_microbatch = 1;  ///< samples
+    std::int64_t seq_len = 1;
+    std::uint64_t seed = 0;
+    Recompute recompute = Recompute::none;
+    bool splits_backwards = false;
+    int n_pending_leaves = 1;  ///< of a tied embedding's gradient, see TiedGradient
+  };
+
+  DecoderCompute(Queue& queue, Plan plan, const Decoder& decoder, ModelState& state,
+                 Port<Ready> grads_ready);
+
+  void begin_step(std::int64_t step, float loss_scale) override;
+  MutView forward(const At& at, const Microbatch& microbatch, View input) override;
+  void backward(const At& at, const Microbatch& microbatch, MutView grad, LossSum& loss) override;
+  void backward_input(const At& at, const Microbatch& microbatch, MutView grad,
+                      LossSum& loss) override;
+  void backward_weight(const At& at) override;
+  void release(const At& at) override;
+  void embedding_backward(const At& at, const Microbatch& microbatch, View grad) override;
+  void validate(int chunk, const Microbatch& microbatch, MutView x, LossSum& loss) override;
+
+ private:
+  /// What a block left for its weights' gradients.
+  struct Half {
+    BlockSaved saved;
+    BlockDeltas deltas;
+  };
+  /// A microbatch of a chunk between its forward and the end of its backward.
+  struct InFlight {
+    std::int64_t batch = 1;
+    std::int64_t first_sample = 0;
+    Arena arena;                     // what is kept for the backward
+    std::vector<BlockSaved> blocks;  // by block of the chunk; only x under recompute
+    MutView output;
+    std::optional<Arena> deltas;  // between the halves
+    std::vector<Half> halves;     // last block first
+  };
+
+  Pass pass(std::int64_t batch, std::int64_t first_sample, std::int64_t step, bool training);
+  Range blocks_of(int chunk) const;
+  bool has(int chunk, std::int64_t layer) const;
+  Write write(int m) const;
+  Gradients gradients(std::int64_t layer, int m) const;
+  void head_backward(const Pass& p, const At& at, const Microbatch& microbatch, MutView grad,
+                     LossSum& loss);
+  void embed_backward(const Pass& p, const At& at, const Microbatch& microbatch, MutView grad);
+  void merge_tied(int m);
+  void accumulate(std::int64_t layer, int m, GradientPart part);
+  void complete(std::int64_t layer, int m);
+  static Arena take(std::vector<Arena>& free, std::int64_t n_bytes);
+  const Values& values(std::int64_t layer) const { return values_.at(layer); }
+  InFlight& in_flight(const At& at) { return in_flight_.at({at.chunk, at.m}); }
+  int n_microbatches() const { return static_cast<int>(plan_.accumulation.steps.size()); }
+
+  Queue& queue_;
+  const Plan plan_;
+  const Decoder& decoder_;
+  ModelState& state_;
+  const Port<Ready> grads_ready_;
+  std::optional<TiedGradient> tied_;       // where this rank owns a tied embedding
+  std::map<std::int64_t, Values> values_;  // by layer
+  std::int64_t step_ = 0;
+  float loss_scale_ = 1;
+  Arena scratch_;
+  Arena recomputed_;  // one block's
+  std::int64_t saved_bytes_ = 0;
+  std::int64_t delta_bytes_ = 0;
+  std::vector<Arena> free_arenas_;
+  std::vector<Arena> free_deltas_;
+  std::map<std::pair<int, int>, InFlight> in_flight_;  // by chunk and microbatch
+  std::vector<std::vector<std::int64_t>> waits_for_;   // by bucket: layers, this step
+};
+
+/// Bytes of one microbatch's arenas in a rank with these chunks, and of its other buffers: for the
+/// constructor and --plan alike.
+struct ComputeBytes {
+  std::int64_t saved = 0;       ///< of the largest chunk, between forward and backward
+  std::int64_t deltas = 0;      ///< of the largest chunk, between the halves of a backward
+  std::int64_t recomputed = 0;  ///< of one block
+  std::int64_t scratch = 0;
+};
+ComputeBytes compute_bytes(const ModelConfig& config, const DecoderCompute::Plan& plan);
+
+}  // namespace llm

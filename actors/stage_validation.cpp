@@ -1,0 +1,84 @@
+#include <algorithm>
+#include <tuple>
+
+#include "actors/stage.h"
+
+namespace llm {
+namespace {
+
+struct Part {
+  std::int64_t i;
+  int stage;
+  int chunk;
+};
+
+/// Microbatch i reaches stage s in time i + s; a rank that does its parts in that order waits for
+/// nobody who waits for it. One rank alone has no use for the wave, and for what it would hold.
+std::vector<Part> in_order(const Pipeline& pipeline, int rank, std::int64_t n) {
+  std::vector<Part> parts;
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (int c = 0; c < pipeline.n_chunks; ++c) {
+      parts.push_back({i, pipeline.stage_of({rank, c}), c});
+    }
+  }
+  const bool is_alone = pipeline.n_ranks == 1;
+  std::sort(parts.begin(), parts.end(), [is_alone](const Part& a, const Part& b) {
+    if (is_alone) return std::tie(a.i, a.stage) < std::tie(b.i, b.stage);
+    return std::pair(a.i + a.stage, a.i) < std::pair(b.i + b.stage, b.i);
+  });
+  return parts;
+}
+
+}  // namespace
+
+Task<> Stage::validate(std::int64_t step, std::int64_t round) {
+  const std::int64_t n = plan_.validation_microbatches.size();
+  const std::int64_t n_buffers = plan_.n_validation_buffers;
+  for (std::int64_t i = 0; i < std::min(n, n_buffers); ++i) {
+    out_.validation_wanted(round * n + i, Ready{});
+  }
+  std::map<std::int64_t, int> n_done;
+  for (const Part part : in_order(plan_.pipeline, plan_.rank, n)) {
+    co_await validate_one(step, round, part.chunk, part.i);
+    if (++n_done[part.i] < plan_.pipeline.n_chunks) continue;
+    held_validation_.erase(part.i);
+    if (part.i + n_buffers < n) out_.validation_wanted(round * n + part.i + n_buffers, Ready{});
+  }
+}
+
+Task<Leased> Stage::validation_for(int c, std::int64_t k, std::int64_t n_rows) {
+  Chunk& own = chunk(c);
+  if (own.stage == 0) {
+    const Leased fresh = co_await own_ring_.take(n_rows);
+    co_return fresh;
+  }
+  const Leased arrived = co_await own.validation_activations.take(k);
+  co_return arrived;
+}
+
+Task<> Stage::validate_one(std::int64_t step, std::int64_t round, int c, std::int64_t i) {
+  Chunk& own = chunk(c);
+  const std::int64_t k = round * plan_.validation_microbatches.size() + i;
+  if (!held_validation_.contains(i)) {
+    const Microbatch microbatch = co_await validation_.take(k);
+    held_validation_.emplace(i, microbatch);
+  }
+  const Leased x = co_await validation_for(c, k, validation_rows_[static_cast<std::size_t>(i)]);
+  LossSum loss;
+  compute_.validate(c, held_validation_.at(i), x.tensor, loss);
+  co_await computed("V", i);
+  if (is_last(own.stage)) {
+    x.lease.give_back();
+    const std::int64_t first =
+        round * plan_.validation.n_microbatches() + plan_.validation_microbatches.begin;
+    const LossReport report{loss.sum, loss.n_valid};
+    out_.validation_loss(first + i, report);
+  } else if (own.activation_sender) {
+    const auto index = static_cast<std::int32_t>(plan_.n_microbatches() + i);
+    own.activation_sender->send(Outgoing(step, index, x));
+  } else {
+    chunk_of_stage(own.stage + 1).validation_activations.put(k, x);
+  }
+}
+
+}  // namespace llm

@@ -1,0 +1,117 @@
+#include <fmt/format.h>
+
+#include "actors/gradient_reducer.h"
+#include "actors/optimizer_shard.h"
+#include "src/train/plan_report.h"
+#include "src/train/rank_plan.h"
+
+namespace llm {
+namespace {
+
+std::string several(int n, const char* what, const char* plural) {
+  return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
+}
+
+void add(std::vector<LedgerEntry>& ledger, std::string what, std::int64_t n_bytes) {
+  if (n_bytes > 0) ledger.push_back({std::move(what), n_bytes});
+}
+
+void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
+               const DecoderCompute::Plan& compute) {
+  const LayerRanges& layers = compute.chunks;
+  const FlatLayout layout = model_layout(s.model, layers, s.bucket_bytes);
+  const std::int64_t flat_bytes = layout.n_elements * 4;
+  const int n_buffers = compute.accumulation.n_buffers();
+  add(ledger, "parameters (f32)", flat_bytes);
+  add(ledger, fmt::format("parameters ({})", name_of(s.model.compute)),
+      copy_bytes(s.model, layout));
+  add(ledger, "copy of the tied embedding", borrowed_bytes(s.model, layers));
+  add(ledger,
+      fmt::format("gradients, {} of the accumulation {}", several(n_buffers, "buffer", "s"),
+                  s.accumulation == Accumulation::tree ? "tree" : "in sequence"),
+      n_buffers * flat_bytes);
+  if (s.model.tie_embeddings && rank == embedding_holders(s, rank).owner) {
+    const int n_extra = n_extra_leaves(compute.accumulation, compute.n_pending_leaves);
+    add(ledger,
+        "gradients of the tied embedding, " + several(n_extra, "microbatch", "es") + " waiting",
+        n_extra * s.model.vocab_size * s.model.hidden_size * 4);
+  }
+  add(ledger, "AdamW moments", 2 * flat_bytes);
+  std::int64_t receives = 0;
+  for (int lane = 0; lane < s.n_reducer_lanes && !s.shares_memory; ++lane) {
+    receives += reducer_scratch_bytes(layout.buckets, {place_of(s.grid, rank).dp, s.grid.dp},
+                                      s.n_reducer_lanes, lane);
+  }
+  add(ledger, "receives of the gradient reducers", receives);
+  add(ledger, "sums of squares", square_sum_bytes(s.model, layers));
+}
+
+void add_activations(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
+                     const DecoderCompute::Plan& compute) {
+  const int pp = place_of(s.grid, rank).pp;
+  const Schedule& schedule = s.pipeline.schedules[static_cast<std::size_t>(pp)];
+  const ComputeBytes bytes = compute_bytes(s.model, compute);
+  const int n_in_flight = peak_activations(schedule);
+  add(ledger, "activations, " + several(n_in_flight, "microbatch", "es") + " in flight",
+      n_in_flight * bytes.saved);
+  const int n_split = peak_split_backwards(schedule);
+  add(ledger, "between halves of backward, " + several(n_split, "microbatch", "es"),
+      n_split * bytes.deltas);
+  add(ledger, "recomputed activations of one block", bytes.recomputed);
+  add(ledger, "gradients and activations between stages", stage_buffer_bytes(stage_plan(s, rank)));
+  add(ledger, "scratch of one layer", bytes.scratch);
+  add(ledger, "table of positions", position_table_bytes(s.model));
+}
+
+}  // namespace
+
+std::vector<LedgerEntry> memory_ledger(const Settings& s, int rank) {
+  const DecoderCompute::Plan compute = compute_plan(s, rank);
+  std::vector<LedgerEntry> ledger;
+  add_state(ledger, s, rank, compute);
+  add_activations(ledger, s, rank, compute);
+  std::int64_t samples = 2 * s.partition.global_batch() / s.partition.dp;
+  if (s.validation.n_samples > 0) {
+    samples += stage_plan(s, rank).n_validation_buffers * s.validation.microbatch_samples;
+  }
+  const int n_halves = (reads_tokens(s, rank) ? 1 : 0) + (reads_labels(s, rank) ? 1 : 0);
+  add(ledger, "tokens and labels", n_halves * samples * s.seq_len * 4);
+  return ledger;
+}
+
+StepTraffic stage_traffic(const Settings& s, int rank) {
+  StepTraffic traffic;
+  const Stage::Plan plan = stage_plan(s, rank);
+  const std::int64_t row_bytes =
+      s.model.hidden_size * static_cast<std::int64_t>(size_of(s.model.compute));
+  const std::int64_t step_rows = s.seq_len * s.partition.global_batch() / s.partition.dp;
+  const auto send_step = [&] {  // of every microbatch
+    traffic.n_tensor_messages += s.partition.n_microbatches();
+    traffic.n_bytes += step_rows * row_bytes;
+  };
+  const auto is_elsewhere = [&](int stage) {
+    return 0 <= stage && stage < plan.pipeline.n_stages() &&
+           plan.pipeline.place_of(stage).rank != plan.rank;
+  };
+  for (int chunk = 0; chunk < plan.pipeline.n_chunks; ++chunk) {
+    const int stage = plan.pipeline.stage_of({plan.rank, chunk});
+    if (is_elsewhere(stage + 1)) send_step();  // activations
+    if (is_elsewhere(stage - 1)) send_step();  // their gradients
+  }
+  const EmbeddingHolders holders = embedding_holders(s, rank);
+  if (s.model.tie_embeddings && holders.owner != holders.copy) {
+    if (rank == holders.copy) send_step();
+    if (rank == holders.owner) {
+      ++traffic.n_tensor_messages;
+      traffic.n_bytes += s.model.vocab_size * row_bytes;
+    }
+  }
+  // Sums of squares, to the other ranks of the pipeline.
+  const auto n_owned =
+      static_cast<std::int64_t>(owned_parameters(s.model, layers_of(s, rank)).size());
+  traffic.n_tensor_messages += s.grid.pp - 1;
+  traffic.n_bytes += (s.grid.pp - 1) * n_owned * 8;
+  return traffic;
+}
+
+}  // namespace llm

@@ -1,0 +1,100 @@
+#include "src/train/rank_plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "schedules/pipeline_buffers.h"
+
+namespace llm {
+namespace {
+
+// Tags of tensor messages between stages; the reducers' lie below.
+constexpr int stage_tag = 4096;
+
+const Schedule& schedule_of(const Settings& settings, int rank) {
+  const int pp = place_of(settings.grid, rank).pp;
+  return settings.pipeline.schedules[static_cast<std::size_t>(pp)];
+}
+
+}  // namespace
+
+LayerRanges layers_of(const Settings& settings, int rank) {
+  const int pp = place_of(settings.grid, rank).pp;
+  LayerRanges ranges;
+  for (int chunk = 0; chunk < settings.pipeline.n_chunks; ++chunk) {
+    const int stage = settings.pipeline.stage_of({pp, chunk});
+    ranges.push_back(settings.stage_layers[static_cast<std::size_t>(stage)]);
+  }
+  return ranges;
+}
+
+Stage::Plan stage_plan(const Settings& settings, int rank) {
+  check_pipeline(settings);
+  const Partition& partition = settings.partition;
+  const GridPlace place = place_of(settings.grid, rank);
+  const PipelineBuffers buffers = pipeline_buffers(settings.pipeline);
+  Stage::Plan plan;
+  plan.pipeline = settings.pipeline;
+  plan.rank = place.pp;
+  plan.ranks = pipeline_group(settings.grid, rank);
+  plan.first_tag = stage_tag;
+  // One more than the schedule needs, so that one is on the wire while another is worked on.
+  plan.n_gradient_buffers =
+      settings.pipeline.n_ranks == 1 ? buffers.gradients : buffers.gradients + 1;
+  plan.n_embedding_gradients = compute_plan(settings, rank).n_pending_leaves;
+  plan.tied = settings.model.tie_embeddings;
+  plan.microbatch_samples = partition.microbatch_samples;
+  plan.n_accumulation_steps = partition.n_accumulation_steps;
+  plan.first_microbatch = place.dp * partition.n_microbatches();
+  plan.n_global_microbatches = partition.n_global_microbatches();
+  plan.seq_len = settings.seq_len;
+  plan.width = settings.model.hidden_size;
+  plan.dtype = settings.model.compute;
+  plan.n_steps = settings.n_steps;
+  plan.validation = settings.validation;
+  plan.validation_microbatches = settings.validation.microbatches(place.dp, settings.grid.dp);
+  // A microbatch's tokens stay until its labels are read, on the same rank as many stages later.
+  plan.n_validation_buffers =
+      settings.pipeline.n_chunks == 1 ? 2 : settings.pipeline.n_stages() + 1;
+  plan.loss_scale = std::ldexp(1.0f, -loss_scale_exponent(partition, settings.seq_len));
+  return plan;
+}
+
+DecoderCompute::Plan compute_plan(const Settings& settings, int rank) {
+  DecoderCompute::Plan plan;
+  plan.chunks = layers_of(settings, rank);
+  plan.accumulation = accumulation_plan(settings.accumulation, settings.partition.n_microbatches());
+  plan.largest_microbatch = settings.partition.largest_microbatch();
+  if (settings.validation.n_samples > 0) {
+    plan.largest_microbatch =
+        std::max(plan.largest_microbatch, settings.validation.microbatch_samples);
+  }
+  plan.seq_len = settings.seq_len;
+  plan.seed = settings.seed;
+  plan.recompute = settings.recompute_blocks ? Recompute::block : Recompute::none;
+  plan.splits_backwards = peak_split_backwards(schedule_of(settings, rank)) > 0;
+  // One more than the schedule needs: while it is on its way from the first stage.
+  plan.n_pending_leaves = pipeline_buffers(settings.pipeline).embedding_gradients +
+                          (settings.pipeline.n_ranks > 1 ? 1 : 0);
+  return plan;
+}
+
+EmbeddingHolders embedding_holders(const Settings& settings, int rank) {
+  const std::vector<int> ranks = pipeline_group(settings.grid, rank);
+  const Pipeline& pipeline = settings.pipeline;
+  const auto rank_of = [&](int stage) {
+    return ranks[static_cast<std::size_t>(pipeline.place_of(stage).rank)];
+  };
+  return {rank_of(pipeline.n_stages() - 1), rank_of(0)};
+}
+
+bool reads_tokens(const Settings& settings, int rank) {
+  const EmbeddingHolders holders = embedding_holders(settings, rank);
+  return rank == holders.copy || (settings.model.tie_embeddings && rank == holders.owner);
+}
+
+bool reads_labels(const Settings& settings, int rank) {
+  return rank == embedding_holders(settings, rank).owner;
+}
+
+}  // namespace llm

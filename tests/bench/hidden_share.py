@@ -1,0 +1,88 @@
+"""How much of the gradients' reduction over two ranks hides behind the backward, from the ranks' timelines.
+
+usage: hidden_share.py STEP_BENCH [--launcher PREFIX] [OPTION=VALUE ...]
+
+PREFIX starts two ranks, as "mpirun --oversubscribe -n 2" (the default) does; to see anything it has to start them on two
+nodes, or in two network namespaces with a shaped link: on shared memory a reduction is work of the same core. OPTION=VALUE
+goes to STEP_BENCH; the default is the 10M model, batch 8 of 256 tokens, f32.
+
+A reducer is busy from a bucket's grads_ready to its sum. Hidden is what of the busy time of all reducers together falls into
+the stage's backward; the rest is exposed: nothing computes meanwhile."""
+import json
+import os
+import pathlib
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+
+WARM_STEPS = 2
+
+
+def union(spans):
+    merged = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([begin, end])
+    return merged
+
+
+def length(spans):
+    return sum(end - begin for begin, end in spans)
+
+
+def overlap(some, others):
+    return sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in some for b in others)
+
+
+def rows_of(events):
+    return {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+
+
+def busy_spans(events):
+    """Of all reducers: between two waits for grads_ready."""
+    rows = rows_of(events)
+    spans = []
+    for row in (tid for tid, name in rows.items() if name.startswith("gradient_reducer")):
+        waits = sorted((e["ts"], e["ts"] + e["dur"]) for e in events
+                       if e["ph"] == "X" and e["tid"] == row and e["name"] == "grads_ready")
+        spans += [(one[1], following[0]) for one, following in zip(waits, waits[1:])]
+    return spans
+
+
+def steps_of(events):
+    """Each step's backward and the reducers' busy spans from its begin to the next one's."""
+    rows = rows_of(events)
+    backwards = sorted((e["ts"], e["ts"] + e["dur"]) for e in events
+                       if e["ph"] == "X" and e["name"] == "B" and rows[e["tid"]] == "stage")
+    busy = union(busy_spans(events))
+    for backward, following in zip(backwards[WARM_STEPS:], backwards[WARM_STEPS + 1:]):
+        yield backward, [span for span in busy if backward[0] <= span[0] < following[0]]
+
+
+def main():
+    arguments = sys.argv[1:]
+    bench = os.path.abspath(arguments.pop(0))
+    launcher = "mpirun --oversubscribe -n 2"
+    if arguments and arguments[0] == "--launcher":
+        launcher, arguments = arguments[1], arguments[2:]
+    environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    with tempfile.TemporaryDirectory() as folder:
+        run = subprocess.run([*shlex.split(launcher), bench, "steps=8", *arguments, f"trace={folder}"], check=True,
+                             stdout=subprocess.PIPE, text=True, env=environment)
+        ranks = [json.loads(path.read_text())["traceEvents"] for path in sorted(pathlib.Path(folder).iterdir())]
+    figures = json.loads([line for line in run.stdout.splitlines() if line.startswith("{")][-1])
+    print(f"{figures['model']} {figures['mode']} B {figures['B']} T {figures['T']}, 2 ranks: step {figures['ms']} ms")
+    for rank, events in enumerate(ranks):
+        steps = list(steps_of(events))
+        reduction = statistics.median(length(busy) for _, busy in steps)
+        hidden = statistics.median(overlap(busy, [backward]) for backward, busy in steps)
+        backward = statistics.median(length([span]) for span, _ in steps)
+        print(f"rank {rank}: backward {backward / 1e3:.1f} ms, reduction {reduction / 1e3:.1f} ms, hidden "
+              f"{hidden / 1e3:.1f} ms: share {hidden / reduction:.3f}   medians of {len(steps)} steps", flush=True)
+
+
+main()
