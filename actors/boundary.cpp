@@ -54,7 +54,15 @@ TensorSender::TensorSender(Transport& transport, Boundary boundary)
       boundary_(boundary),
       wait_(name_of(boundary.kind) + " sent", rank_name(boundary.peer)),
       outgoing_(transport.loop(), WaitName("outgoing " + name_of(boundary.kind), "stage"),
-                std::size_t{1} << 20) {}
+                std::size_t{1} << 20),
+      all_sent_(transport.loop(), wait_) {}
+
+Task<> TensorSender::all_sent() {
+  if (n_sent_ == n_given_) co_return;
+  is_waited_for_ = true;
+  co_await all_sent_.take(n_given_);
+  is_waited_for_ = false;
+}
 
 void TensorSender::send(Outgoing tensor) {
   outgoing_.put(n_given_++, std::move(tensor));
@@ -68,6 +76,7 @@ Task<> TensorSender::run() {
     transport_.send(boundary_.peer, boundary_.tag, header, out.leased.tensor, sent);
     co_await sent;
     out.leased.lease.give_back();
+    if (++n_sent_ == n_given_ && is_waited_for_) all_sent_.put(n_sent_, Ready{});
   }
 }
 

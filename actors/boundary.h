@@ -115,13 +115,19 @@ class TensorSender {
   TensorSender(Transport& transport, Boundary boundary);
   void send(Outgoing tensor);
   Task<> run();
+  /// Returns when everything given so far has been sent: nobody polls the transport for a rank
+  /// whose actors have ended. One waits at a time.
+  Task<> all_sent();
 
  private:
   Transport& transport_;
   const Boundary boundary_;
   const WaitName wait_;
   Inbox<Outgoing> outgoing_;
+  Inbox<Ready> all_sent_;
   std::int64_t n_given_ = 0;
+  std::int64_t n_sent_ = 0;
+  bool is_waited_for_ = false;
 };
 
 }  // namespace llm

@@ -187,17 +187,22 @@ Task<> Stage::run() {
   std::int64_t round = 0;
   for (std::int64_t step = plan_.first_step; step < plan_.n_steps; ++step) {
     const ParametersUpdated before = co_await parameters_updated_.take(step);
-    if (before.stop) co_return;
+    if (before.stop) break;
     compute_.begin_step(step, plan_.loss_scale * static_cast<float>(before.loss_scale));
     expect(step);
     co_await run_step(step);
     if (!plan_.validation.due_after(step)) continue;
     const ParametersUpdated after = co_await parameters_updated_.take(step + 1);
-    if (after.stop) co_return;
+    if (after.stop) break;
     expect_validation(step, round);
     co_await validate(step, round++);
     parameters_updated_.put(step + 1, after);  // for the next step's begin
   }
+  for (Chunk& own : chunks_) {
+    if (own.activation_sender) co_await own.activation_sender->all_sent();
+    if (own.gradient_sender) co_await own.gradient_sender->all_sent();
+  }
+  if (embedding_sender_) co_await embedding_sender_->all_sent();
 }
 
 void Stage::expect(std::int64_t step) {

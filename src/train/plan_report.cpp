@@ -5,6 +5,7 @@
 #include "actors/optimizer_shard.h"
 #include "schedules/collective.h"
 #include "src/model/decoder.h"
+#include "src/train/pipeline_report.h"
 #include "src/train/rank_plan.h"
 
 namespace llm {
@@ -29,7 +30,8 @@ std::string layer_table(const Settings& s) {
     std::int64_t n = 0;
     for (const ParameterSpec& spec : specs) n += spec.layer == layer ? spec.n_elements() : 0;
     const std::int64_t saved =
-        saved_bytes(s.model, {layer, layer + 1}, s.partition.largest_microbatch(), s.seq_len);
+        saved_bytes(s.model, {layer, layer + 1}, s.partition.largest_microbatch(), s.seq_len,
+                    s.recompute_blocks ? Recompute::block : Recompute::none);
     text += fmt::format("  {:<18} {:>14} {:>16}\n", layer_name(s.model, layer), n, mib(saved));
   }
   return text;
@@ -65,10 +67,49 @@ std::string ledger_table(const std::vector<LedgerEntry>& ledger) {
   return text + fmt::format("  {:<48} {:>16}\n", "sum", mib(sum_of(ledger)));
 }
 
+/// The order of a flush where one rank has the whole model.
+std::string schedule_text(const Settings& s) {
+  const Pipeline& p = s.pipeline;
+  if (p.n_ranks > 1) {
+    return fmt::format("stages   {} on {} ranks, {} microbatches a flush\n", p.n_stages(),
+                       p.n_ranks, p.n_microbatches);
+  }
+  std::string order = to_string(p.schedules.front());
+  constexpr std::size_t n_shown = 90;
+  if (order.size() > n_shown) order = order.substr(0, order.rfind(' ', n_shown)) + " ...";
+  return fmt::format("stage    {} a flush\n", order);
+}
+
+/// Of the last pipeline, since the last data-parallel rank receives most.
+int fullest_rank(const Settings& s) {
+  int fullest = s.grid.n_ranks() - 1;
+  for (int pp = 0; pp < s.grid.pp; ++pp) {
+    const int rank = rank_at(s.grid, {.dp = s.grid.dp - 1, .pp = pp, .tp = 0});
+    if (sum_of(memory_ledger(s, rank)) > sum_of(memory_ledger(s, fullest))) fullest = rank;
+  }
+  return fullest;
+}
+
+/// The first ranks of a pipeline and the last, and the last rank of all.
+std::vector<int> traffic_ranks(const Settings& s) {
+  std::vector<int> ranks;
+  for (int pp = 0; pp < s.grid.pp; ++pp) {
+    if (pp < 7 || pp == s.grid.pp - 1) ranks.push_back(pp);
+  }
+  if (s.grid.dp > 1) ranks.push_back(s.grid.n_ranks() - 1);
+  return ranks;
+}
+
 std::string batch_text(const Settings& s) {
   std::string samples;
-  for (const std::int64_t n : s.partition.microbatch_samples) {
-    samples += (samples.empty() ? "" : " + ") + std::to_string(n);
+  const std::vector<std::int64_t>& sizes = s.partition.microbatch_samples;
+  constexpr std::size_t n_shown_alone = 8;
+  for (std::size_t begin = 0, end = 0; begin < sizes.size(); begin = end) {
+    while (end < sizes.size() && sizes[end] == sizes[begin]) ++end;
+    if (sizes.size() <= n_shown_alone) end = begin + 1;
+    samples += (begin == 0 ? "" : " + ") +
+               (end == begin + 1 ? "" : std::to_string(end - begin) + " of ") +
+               std::to_string(sizes[begin]);
   }
   return fmt::format(
       "batch    global {} samples = ({}) x {} accumulation step{} x dp {}; {} microbatches a rank, "
@@ -119,24 +160,27 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node) {
                                  s.grid.dp, s.grid.pp, s.grid.tp, n_ranks, n_ranks == 1 ? "" : "s",
                                  n_nodes, n_nodes == 1 ? "" : "s", ranks_per_node);
   text += batch_text(s);
-  text += fmt::format("stage    {} a flush\n", to_string(s.pipeline.schedules.front()));
+  text += schedule_text(s);
   text += fmt::format("model    {} parameters in {} tensors, {:.2f} MFLOP a token\n",
                       n_parameters(s.model), parameters(s.model).size(),
                       flops_per_token(s.model, s.seq_len) * 1e-6);
   if (s.n_steps > 0) text += fmt::format("steps    {}\n", s.n_steps);
-  text += layer_table(s) + bucket_table(model_layout(s.model, s.bucket_bytes), s.model);
-
-  text += "bytes per rank\n" + ledger_table(memory_ledger(s, n_ranks - 1));
+  text += layer_table(s);
+  if (s.grid.pp > 1) text += pipeline_report(s);
+  const int fullest = fullest_rank(s);
+  text += bucket_table(model_layout(s.model, layers_of(s, fullest), s.bucket_bytes), s.model);
+  text += "bytes per rank\n";
+  if (s.grid.pp > 1) text += fmt::format("  rank {}, which holds most\n", fullest);
+  text += ledger_table(memory_ledger(s, fullest));
   text += "messages per step\n";
-  if (s.shares_memory) {
+  if (s.shares_memory && s.grid.dp > 1) {
     text += "  gradients are added up where they lie, in memory that all ranks map\n";
   }
-  for (const int rank : {0, s.grid.dp - 1}) {
+  for (const int rank : traffic_ranks(s)) {
     const StepTraffic traffic = step_traffic(s, rank);
     text +=
         fmt::format("  rank {:<4} sends {} tensor messages, {}, and {} control messages\n", rank,
                     traffic.n_tensor_messages, mib(traffic.n_bytes), traffic.n_control_messages);
-    if (s.grid.dp == 1) break;
   }
   return text;
 }

@@ -7,16 +7,19 @@
 
 namespace llm {
 
+enum class LedgerKind : std::uint8_t { weights, gradients, moments, activations, other };
+
 /// One line of a rank's memory: what for, and how many bytes.
 struct LedgerEntry {
+  LedgerKind kind;
   std::string what;
   std::int64_t n_bytes;
 };
 
 /// Everything `rank` allocates for a run, exactly as it will be: parameters, the accumulation
 /// tree's gradient buffers, moments, activations, scratch, receives, samples. The libraries' own
-/// memory and the program itself are not in it. Ranks differ by what they receive at a time, and
-/// the last one receives most.
+/// memory and the program itself are not in it. Ranks differ by their stages and by what they
+/// receive at a time; of those with one stage the last one receives most.
 std::vector<LedgerEntry> memory_ledger(const Settings& settings, int rank);
 
 /// What one data-parallel rank sends in a step.

@@ -12,8 +12,9 @@ std::string several(int n, const char* what, const char* plural) {
   return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
 }
 
-void add(std::vector<LedgerEntry>& ledger, std::string what, std::int64_t n_bytes) {
-  if (n_bytes > 0) ledger.push_back({std::move(what), n_bytes});
+void add(std::vector<LedgerEntry>& ledger, LedgerKind kind, std::string what,
+         std::int64_t n_bytes) {
+  if (n_bytes > 0) ledger.push_back({kind, std::move(what), n_bytes});
 }
 
 void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
@@ -22,28 +23,28 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
   const FlatLayout layout = model_layout(s.model, layers, s.bucket_bytes);
   const std::int64_t flat_bytes = layout.n_elements * 4;
   const int n_buffers = compute.accumulation.n_buffers();
-  add(ledger, "parameters (f32)", flat_bytes);
-  add(ledger, fmt::format("parameters ({})", name_of(s.model.compute)),
+  add(ledger, LedgerKind::weights, "parameters (f32)", flat_bytes);
+  add(ledger, LedgerKind::weights, fmt::format("parameters ({})", name_of(s.model.compute)),
       copy_bytes(s.model, layout));
-  add(ledger, "copy of the tied embedding", borrowed_bytes(s.model, layers));
-  add(ledger,
+  add(ledger, LedgerKind::weights, "copy of the tied embedding", borrowed_bytes(s.model, layers));
+  add(ledger, LedgerKind::gradients,
       fmt::format("gradients, {} of the accumulation {}", several(n_buffers, "buffer", "s"),
                   s.accumulation == Accumulation::tree ? "tree" : "in sequence"),
       n_buffers * flat_bytes);
   if (s.model.tie_embeddings && rank == embedding_holders(s, rank).owner) {
     const int n_extra = n_extra_leaves(compute.accumulation, compute.n_pending_leaves);
-    add(ledger,
+    add(ledger, LedgerKind::gradients,
         "gradients of the tied embedding, " + several(n_extra, "microbatch", "es") + " waiting",
         n_extra * s.model.vocab_size * s.model.hidden_size * 4);
   }
-  add(ledger, "AdamW moments", 2 * flat_bytes);
+  add(ledger, LedgerKind::moments, "AdamW moments", 2 * flat_bytes);
   std::int64_t receives = 0;
   for (int lane = 0; lane < s.n_reducer_lanes && !s.shares_memory; ++lane) {
     receives += reducer_scratch_bytes(layout.buckets, {place_of(s.grid, rank).dp, s.grid.dp},
                                       s.n_reducer_lanes, lane);
   }
-  add(ledger, "receives of the gradient reducers", receives);
-  add(ledger, "sums of squares", square_sum_bytes(s.model, layers));
+  add(ledger, LedgerKind::other, "receives of the gradient reducers", receives);
+  add(ledger, LedgerKind::other, "sums of squares", square_sum_bytes(s.model, layers));
 }
 
 void add_activations(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
@@ -52,15 +53,18 @@ void add_activations(std::vector<LedgerEntry>& ledger, const Settings& s, int ra
   const Schedule& schedule = s.pipeline.schedules[static_cast<std::size_t>(pp)];
   const ComputeBytes bytes = compute_bytes(s.model, compute);
   const int n_in_flight = peak_activations(schedule);
-  add(ledger, "activations, " + several(n_in_flight, "microbatch", "es") + " in flight",
+  add(ledger, LedgerKind::activations,
+      "activations, " + several(n_in_flight, "microbatch", "es") + " in flight",
       n_in_flight * bytes.saved);
   const int n_split = peak_split_backwards(schedule);
-  add(ledger, "between halves of backward, " + several(n_split, "microbatch", "es"),
+  add(ledger, LedgerKind::activations,
+      "between halves of backward, " + several(n_split, "microbatch", "es"),
       n_split * bytes.deltas);
-  add(ledger, "recomputed activations of one block", bytes.recomputed);
-  add(ledger, "gradients and activations between stages", stage_buffer_bytes(stage_plan(s, rank)));
-  add(ledger, "scratch of one layer", bytes.scratch);
-  add(ledger, "table of positions", position_table_bytes(s.model));
+  add(ledger, LedgerKind::activations, "recomputed activations of one block", bytes.recomputed);
+  add(ledger, LedgerKind::activations, "gradients and activations between stages",
+      stage_buffer_bytes(stage_plan(s, rank)));
+  add(ledger, LedgerKind::other, "scratch of one layer", bytes.scratch);
+  add(ledger, LedgerKind::other, "table of positions", position_table_bytes(s.model));
 }
 
 }  // namespace
@@ -75,7 +79,7 @@ std::vector<LedgerEntry> memory_ledger(const Settings& s, int rank) {
     samples += stage_plan(s, rank).n_validation_buffers * s.validation.microbatch_samples;
   }
   const int n_halves = (reads_tokens(s, rank) ? 1 : 0) + (reads_labels(s, rank) ? 1 : 0);
-  add(ledger, "tokens and labels", n_halves * samples * s.seq_len * 4);
+  add(ledger, LedgerKind::other, "tokens and labels", n_halves * samples * s.seq_len * 4);
   return ledger;
 }
 

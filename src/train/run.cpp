@@ -18,6 +18,7 @@
 #include "src/train/data_setup.h"
 #include "src/train/generate.h"
 #include "src/train/machine.h"
+#include "src/train/pipeline_report.h"
 #include "src/train/plan_report.h"
 #include "src/train/progress.h"
 #include "src/train/run_dir.h"
@@ -237,6 +238,8 @@ class Run {
     if (!request_.trace_dir.empty()) std::filesystem::create_directories(request_.trace_dir);
     warn_of_few_cores();
     if (session_.rank() != 0) return;
+    const std::string warning = bubble_warning(start_.settings);
+    if (!warning.empty()) fmt::print(stderr, "{}\n", warning);
     const LoggingConfig& logging = start_.loaded.config.logging;
     const ProgressStyle style = progress_style(logging.progress);
     if (style != ProgressStyle::off) {

@@ -14,6 +14,7 @@ void set_pipeline(Settings& settings, const PipelineChoice& choice) {
       make_pipeline(choice.schedule,
                     {.n_ranks = choice.n_ranks, .n_chunks = choice.n_chunks, .n_microbatches = n}),
       choice.n_blocks);
+  settings.schedule = choice.schedule;
 }
 
 void set_pipeline(Settings& settings, Pipeline pipeline,
@@ -24,6 +25,7 @@ void set_pipeline(Settings& settings, Pipeline pipeline,
           ? split_by_cost(layer_costs(settings.model, settings.seq_len), pipeline.n_stages())
           : split_by_hand(n_blocks);
   settings.pipeline = std::move(pipeline);
+  settings.schedule.reset();
   check_pipeline(settings);
 }
 

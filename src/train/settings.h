@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "actors/model_state.h"
@@ -20,9 +21,10 @@ struct Settings {
   std::int64_t seq_len = 512;
   Grid grid;
   Partition partition;
-  Pipeline pipeline;                ///< one flush: n_ranks = grid.pp
-  std::vector<Range> stage_layers;  ///< by stage, together all_layers(model)
-  bool recompute_blocks = false;    ///< a block keeps its input alone; changes no bit
+  Pipeline pipeline;                     ///< one flush: n_ranks = grid.pp
+  std::optional<ScheduleKind> schedule;  ///< that the pipeline was made by; none: a file
+  std::vector<Range> stage_layers;       ///< by stage, together all_layers(model)
+  bool recompute_blocks = false;         ///< a block keeps its input alone; changes no bit
   Accumulation accumulation = Accumulation::tree;
   OptimizerConfig optimizer;
   ValidationPlan validation;

@@ -97,10 +97,14 @@ void set_pipeline_from(Settings& settings, const LoadedConfig& loaded,
       .n_ranks = settings.grid.pp,
       .n_chunks = static_cast<int>(fields.n_chunks),
       .n_microbatches = static_cast<int>(settings.partition.microbatch_samples.size())};
-  set_pipeline(settings,
-               fields.schedule != "file" ? make_pipeline(schedule_kind_of(fields.schedule), shape)
-                                         : pipeline_from(loaded, fields, shape, schedule_text),
-               fields.n_blocks);
+  if (fields.schedule == "file") {
+    set_pipeline(settings, pipeline_from(loaded, fields, shape, schedule_text), fields.n_blocks);
+  } else {
+    set_pipeline(settings, {.schedule = schedule_kind_of(fields.schedule),
+                            .n_ranks = shape.n_ranks,
+                            .n_chunks = shape.n_chunks,
+                            .n_blocks = fields.n_blocks});
+  }
 }
 
 }  // namespace

@@ -47,6 +47,12 @@ Task<> take_all(Inbox<Leased>& arrived, int n, std::vector<float>& first_values,
   }
 }
 
+Task<> note_the_end(TensorSender& sender, bool& is_over) {
+  co_await sender.all_sent();
+  co_await sender.all_sent();  // nothing is left: at once
+  is_over = true;
+}
+
 Task<> let_pass(Loop& loop) {
   for (int turn = 0; turn < 500; ++turn) co_await loop.yield();
 }
@@ -81,6 +87,23 @@ TEST_CASE("a buffer is written again only when it was given back") {
   ranks.loop.spawn("some turns", let_pass(ranks.loop));
   ranks.loop.run();
   CHECK(ranks.arrived.n_kept() == 2);
+}
+
+TEST_CASE("who waits for all that was given to a sender goes on when the last one is sent") {
+  TwoRanks ranks(2);
+  const std::vector<std::int64_t> n_rows{4, 4, 4};
+  float values[3][8] = {};
+  for (std::int32_t i = 0; i < 3; ++i) ranks.send(i, values[i], 4);
+  bool is_over = false;
+  ranks.loop.spawn("sender's end", note_the_end(ranks.sender, is_over));
+  ranks.receiver.expected().put(0, ExpectedTensors(3, 0, 10, n_rows, ranks.arrived));
+  std::vector<float> seen;
+  ranks.loop.spawn("some turns", let_pass(ranks.loop));
+  ranks.loop.run_until_idle();
+  CHECK(!is_over);  // the third has no buffer
+  ranks.loop.spawn("taker", take_all(ranks.arrived, 3, seen, ranks.loop));
+  ranks.loop.run();
+  CHECK(is_over);
 }
 
 TEST_CASE("a tensor of another microbatch than expected is an error that shows both") {
