@@ -61,12 +61,8 @@ void DecoderCompute::begin_step(std::int64_t step, float loss_scale) {
   loss_scale_ = loss_scale;
   waits_for_.clear();
   for (const Bucket& bucket : state_.layout().buckets) {
-    std::vector<std::int64_t>& layers = waits_for_.emplace_back();
-    for (const BucketPiece& piece : bucket.pieces) {
-      const auto tensor = static_cast<std::size_t>(piece.tensor);
-      const std::int64_t layer = state_.layout().tensors[tensor].layer;
-      if (layers.empty() || layers.back() != layer) layers.push_back(layer);
-    }
+    std::vector<std::int64_t>& tensors = waits_for_.emplace_back();
+    for (const BucketPiece& piece : bucket.pieces) tensors.push_back(piece.tensor);
   }
 }
 
@@ -172,10 +168,13 @@ void DecoderCompute::backward(const At& at, const Microbatch& microbatch, MutVie
       saved = decoder_.block_recompute(p, layer, values(layer), saved.x, recomputed_);
       recomputed_.release_to(0);
     }
+    const auto finish = [&](GradientPart part) {
+      accumulate(layer, at.m, part);
+      complete(layer, at.m, part);
+    };
     decoder_.block_backward(p, layer, values(layer), saved, gradients(layer, at.m), write(at.m),
-                            grad);
-    accumulate(layer, at.m, GradientPart::all);
-    complete(layer, at.m);
+                            grad, [&] { finish(GradientPart::mlp); });
+    finish(GradientPart::attention);
   }
   embed_backward(p, at, microbatch, grad);
 }
@@ -235,10 +234,12 @@ void DecoderCompute::accumulate(std::int64_t layer, int m, GradientPart part) {
   state_.accumulate(queue_, layer, plan_.accumulation.steps[static_cast<std::size_t>(m)], part);
 }
 
-void DecoderCompute::complete(std::int64_t layer, int m) {
+void DecoderCompute::complete(std::int64_t layer, int m, GradientPart part) {
   if (m != n_microbatches() - 1) return;
   for (std::size_t b = 0; b < waits_for_.size(); ++b) {
-    if (std::erase(waits_for_[b], layer) == 0 || !waits_for_[b].empty()) continue;
+    const std::size_t n_completed = std::erase_if(
+        waits_for_[b], [&](std::int64_t tensor) { return state_.completes(tensor, layer, part); });
+    if (n_completed == 0 || !waits_for_[b].empty()) continue;
     const std::int64_t key =
         step_ * static_cast<std::int64_t>(waits_for_.size()) + static_cast<std::int64_t>(b);
     queue_.notify([this, key] { grads_ready_(key, Ready{}); });

@@ -72,7 +72,7 @@ class DecoderCompute : public StageCompute {
   void embed_backward(const Pass& p, const At& at, const Microbatch& microbatch, MutView grad);
   void merge_tied(int m);
   void accumulate(std::int64_t layer, int m, GradientPart part);
-  void complete(std::int64_t layer, int m);
+  void complete(std::int64_t layer, int m, GradientPart part = GradientPart::all);
   static Arena take(std::vector<Arena>& free, std::int64_t n_bytes);
   const Values& values(std::int64_t layer) const { return values_.at(layer); }
   InFlight& in_flight(const At& at) { return in_flight_.at({at.chunk, at.m}); }
@@ -94,7 +94,7 @@ class DecoderCompute : public StageCompute {
   std::vector<Arena> free_arenas_;
   std::vector<Arena> free_deltas_;
   std::map<std::pair<int, int>, InFlight> in_flight_;  // by chunk and microbatch
-  std::vector<std::vector<std::int64_t>> waits_for_;   // by bucket: layers, this step
+  std::vector<std::vector<std::int64_t>> waits_for_;   // by bucket: tensors, this step
 };
 
 /// Bytes of one microbatch's arenas in a rank with these chunks, and of its other buffers: for the

@@ -32,6 +32,23 @@ bool is_block_norm(Role role) {
          role == Role::norm2_bias;
 }
 
+/// Of a block's second half.
+bool is_mlp(Role role) {
+  switch (role) {
+    case Role::norm2_weight:
+    case Role::norm2_bias:
+    case Role::gate_weight:
+    case Role::gate_bias:
+    case Role::up_weight:
+    case Role::up_bias:
+    case Role::down_weight:
+    case Role::down_bias:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 std::int64_t copy_bytes(const ModelConfig& config, const FlatLayout& layout) {
@@ -54,7 +71,7 @@ FlatLayout model_layout(const ModelConfig& config, const LayerRanges& ranges,
                         std::int64_t bucket_bytes) {
   std::vector<FlatTensor> tensors;
   for (const ParameterSpec& spec : specs_of(config, owned_parameters(config, ranges))) {
-    tensors.push_back({spec.n_elements(), spec.layer});
+    tensors.push_back({spec.n_elements(), spec.layer, is_mlp(spec.role) ? 0 : 1});
   }
   std::reverse(tensors.begin(), tensors.end());
   return flat_layout(tensors, bucket_elements(bucket_bytes), norm_chunk_elements);
@@ -156,11 +173,22 @@ Gradients ModelState::gradients(std::int64_t layer, int buffer) const {
   return layer_gradients(uses_, layer, by_use);
 }
 
-bool ModelState::belongs(std::int64_t tensor, std::int64_t layer, GradientPart part) const {
+bool ModelState::completes(std::int64_t tensor, std::int64_t layer, GradientPart part) const {
   if (layout_.tensors[static_cast<std::size_t>(tensor)].layer != layer) return false;
-  if (tensor == tied_tensor()) return false;
-  if (part == GradientPart::all) return true;
-  return is_block_norm(specs_[spec_of(tensor)].role) == (part == GradientPart::norms);
+  const Role role = specs_[spec_of(tensor)].role;
+  switch (part) {
+    case GradientPart::all:
+      return true;
+    case GradientPart::mlp:
+      return is_mlp(role);
+    case GradientPart::attention:
+      return !is_mlp(role);
+    case GradientPart::norms:
+      return is_block_norm(role);
+    case GradientPart::matrices:
+      return !is_block_norm(role);
+  }
+  return false;
 }
 
 void ModelState::accumulate(Queue& queue, std::int64_t layer, const AccumulationStep& step,
@@ -170,7 +198,7 @@ void ModelState::accumulate(Queue& queue, std::int64_t layer, const Accumulation
   const auto n_tensors = static_cast<std::int64_t>(specs_.size());
   bool in_run = false;
   for (std::int64_t t = 0; t < n_tensors; ++t) {
-    const bool is_in = belongs(t, layer, part_of_layer);
+    const bool is_in = t != tied_tensor() && completes(t, layer, part_of_layer);
     const std::int64_t begin = layout_.tensor_begin[static_cast<std::size_t>(t)];
     if (is_in && !in_run) runs.push_back({begin, begin});
     if (is_in) runs.back().end = begin + layout_.tensors[static_cast<std::size_t>(t)].n_elements;

@@ -29,8 +29,10 @@ FlatLayout model_layout(const ModelConfig& config, const LayerRanges& ranges,
 /// That of a rank with all layers.
 FlatLayout model_layout(const ModelConfig& config, std::int64_t bucket_bytes);
 
-/// The gradients of a layer that one half of its backward writes.
-enum class GradientPart : std::uint8_t { all, norms, matrices };
+/// The gradients of a layer that one part of its backward writes: first the mlp's with its norm and
+/// then attention's with its norm, or in a backward of two halves all norms' and then all
+/// matrices'.
+enum class GradientPart : std::uint8_t { all, mlp, attention, norms, matrices };
 
 /// Weights, gradients and moments of one rank as flat f32 buffers of one layout, and where the
 /// compute dtype is another, a copy of the weights in it: matrices and embeddings are read from the
@@ -71,6 +73,8 @@ class ModelState {
   /// but for a tied embedding's, which are TiedGradient's.
   void accumulate(Queue& queue, std::int64_t layer, const AccumulationStep& step,
                   GradientPart part = GradientPart::all) const;
+  /// Whether `part` of a layer's backward completes the gradient of `tensor`.
+  bool completes(std::int64_t tensor, std::int64_t layer, GradientPart part) const;
   /// The layout's tensor that is a tied embedding; -1 where there is none.
   std::int64_t tied_tensor() const;
   /// The copy of a tied embedding that the head's rank owns, (V, C) in the compute dtype; empty
@@ -99,7 +103,6 @@ class ModelState {
     return storage.view(Dtype::f32, {layout_.n_elements});
   }
   View compute_value(std::size_t spec) const;
-  bool belongs(std::int64_t tensor, std::int64_t layer, GradientPart part) const;
 
   ModelConfig config_;
   FlatLayout layout_;

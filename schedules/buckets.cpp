@@ -28,6 +28,11 @@ FlatLayout flat_layout(const std::vector<FlatTensor>& tensors, std::int64_t buck
   };
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     const std::int64_t tensor_begin = layout.n_elements;
+    const bool begins_part = t > 0 && (tensors[t].layer != tensors[t - 1].layer ||
+                                       tensors[t].part != tensors[t - 1].part);
+    if (begins_part && 2 * (tensor_begin - open.flat.begin) >= bucket_elements) {
+      close(tensor_begin);
+    }
     layout.tensor_begin.push_back(tensor_begin);
     std::int64_t done = 0;
     while (done < tensors[t].n_elements) {

@@ -10,6 +10,7 @@ namespace llm {
 struct FlatTensor {
   std::int64_t n_elements;
   std::int64_t layer;  ///< when this layer's backward is done, the gradient is complete
+  int part = 0;        ///< or already when this part of it is: the layer's parts in their order
 };
 
 /// A piece of a tensor that lies in one bucket.
@@ -36,7 +37,9 @@ struct FlatLayout {
   std::vector<Bucket> buckets;
 };
 
-/// Buckets of about `bucket_elements` (at least one chunk each): full ones first, the rest last.
+/// Buckets of `bucket_elements` at most (at least one chunk each). A bucket that is half full ends
+/// with a part of a layer, so that it does not wait for the next one's backward; and what comes
+/// last, when there is no backward left to hide behind, is what the last layer alone completes.
 FlatLayout flat_layout(const std::vector<FlatTensor>& tensors, std::int64_t bucket_elements,
                        std::int64_t chunk_elements);
 

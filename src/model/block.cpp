@@ -274,7 +274,7 @@ void Decoder::block(const Pass& pass, std::int64_t layer, const Values& values, 
 
 void Decoder::block_backward(const Pass& pass, std::int64_t layer, const Values& values,
                              const BlockSaved& saved, const Gradients& grads, Write write,
-                             MutView dy) const {
+                             MutView dy, const std::function<void()>& after_mlp) const {
   const Block block{config_, pass, layer, values};
   BlockDeltas deltas;
   {
@@ -286,6 +286,7 @@ void Decoder::block_backward(const Pass& pass, std::int64_t layer, const Values&
     mlp_backward_weight(block, saved, deltas, grads, write);
     mlp_backward_norm(block, saved, deltas, grads, write, dy);
   }
+  after_mlp();
   const ArenaScope scope(pass.scratch);
   deltas.attention_out = output_delta(block, DropoutSite::attention_output, dy);
   deltas.qkv = block.take_qkv(pass.scratch);

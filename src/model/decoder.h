@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 
 #include "src/base/range.h"
 #include "src/model/model_config.h"
@@ -92,10 +93,12 @@ class Decoder {
   void head_forward_backward(const Pass& pass, const Values& values, View x, View labels,
                              float scale, const Gradients& grads, Write write, MutView dx,
                              LossSum& loss) const;
-  /// dy (n, C) becomes the gradient of the block's input, in place.
-  void block_backward(const Pass& pass, std::int64_t layer, const Values& values,
-                      const BlockSaved& saved, const Gradients& grads, Write write,
-                      MutView dy) const;
+  /// dy (n, C) becomes the gradient of the block's input, in place. `after_mlp` is called before it
+  /// returns, when the work on the mlp's and norm2's gradients is enqueued and attention's is not.
+  void block_backward(
+      const Pass& pass, std::int64_t layer, const Values& values, const BlockSaved& saved,
+      const Gradients& grads, Write write, MutView dy,
+      const std::function<void()>& after_mlp = [] {}) const;
   /// block_backward in two halves with the same bits. The first turns dy into dx and writes the
   /// gradients of the norms; the second writes those of matrices and their biases. The result's
   /// views are from `deltas` (delta_bytes()).

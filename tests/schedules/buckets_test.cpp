@@ -21,7 +21,9 @@ std::vector<FlatTensor> tensors_of(int kind) {
   std::vector<FlatTensor> tensors;
   for (std::int64_t layer = 3; layer >= 0; --layer) {
     for (const std::int64_t n : {1, 15, 16, 63, 64, 65, 128, 200, 1000}) {
-      if (kind == 0 || n % 2 == kind % 2) tensors.push_back({n * (kind > 2 ? 7 : 1), layer});
+      if (kind == 0 || n % 2 == kind % 2) {
+        tensors.push_back({n * (kind > 2 ? 7 : 1), layer, kind == 4 && n > 64 ? 1 : 0});
+      }
     }
   }
   return tensors;
@@ -110,19 +112,38 @@ TEST_CASE("a bucket is ready after the last layer that it holds a piece of") {
   }
 }
 
-TEST_CASE("no bucket is larger than asked for or than one chunk, and full ones are nearly full") {
+TEST_CASE(
+    "a bucket is no larger than asked for or than one chunk; one that is less than full is half "
+    "full and ends with a part of a layer") {
   for (const Grid& grid : grids()) {
     INFO("tensors " << grid.kind << ", buckets of " << grid.bucket_elements);
     const FlatLayout layout = flat_layout(tensors_of(grid.kind), grid.bucket_elements, chunk);
     const std::int64_t most = std::max(grid.bucket_elements, chunk);
     for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
       REQUIRE(layout.buckets[b].flat.size() < most + FlatLayout::alignment_elements);
+      if (b + 1 == layout.buckets.size()) continue;
+      const std::int64_t n = layout.buckets[b].flat.size();
+      const BucketPiece& last = layout.buckets[b].pieces.back();
+      const BucketPiece& next = layout.buckets[b + 1].pieces.front();
+      const FlatTensor& before = layout.tensors[static_cast<std::size_t>(last.tensor)];
+      const FlatTensor& after = layout.tensors[static_cast<std::size_t>(next.tensor)];
+      const bool ends_part = before.layer != after.layer || before.part != after.part;
       // What follows did not fit, and its first chunk is all that a bucket may lack.
-      if (b + 1 < layout.buckets.size()) {
-        REQUIRE(layout.buckets[b].flat.size() + chunk > grid.bucket_elements);
-      }
+      const bool is_full = n + chunk > grid.bucket_elements;
+      REQUIRE((is_full || (ends_part && 2 * n >= grid.bucket_elements)));
     }
   }
+}
+
+TEST_CASE("what the last layer completes does not hold up what was complete before") {
+  // Two layers of two parts and a small last one, in elements; buckets of 400.
+  const std::vector<FlatTensor> tensors{
+      {320, 1, 0}, {256, 1, 1}, {320, 0, 0}, {256, 0, 1}, {64, -1}};
+  const FlatLayout layout = flat_layout(tensors, 400, chunk);
+  std::vector<Range> cut;
+  for (const Bucket& bucket : layout.buckets) cut.push_back(bucket.flat);
+  CHECK(cut == std::vector<Range>{{0, 320}, {320, 576}, {576, 896}, {896, 1152}, {1152, 1216}});
+  CHECK(layout.buckets.back().ready_after_layer == -1);
 }
 
 TEST_CASE("the place of a tensor does not depend on the size of buckets") {
