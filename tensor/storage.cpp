@@ -1,5 +1,7 @@
 #include "tensor/storage.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -10,6 +12,8 @@
 namespace llm {
 namespace {
 constexpr std::int64_t alignment = 64;  // one cache line, one AVX-512 register
+// Faults and misses of the address cache are fewer by 512 on these.
+constexpr std::int64_t huge_page = 2 << 20;
 std::int64_t rounded(std::int64_t n_bytes) {
   return (n_bytes + alignment - 1) / alignment * alignment;
 }
@@ -29,8 +33,15 @@ Storage::Storage(std::int64_t n_bytes, Device device) : n_bytes_(n_bytes), devic
   CHECK_CONTRACT(n_bytes >= 0, "a storage has a size");
   CHECK_CONTRACT(device == Device::cpu, "only CPU memory is here");
   const std::int64_t size = std::max(rounded(n_bytes), alignment);
-  bytes_ = {std::aligned_alloc(alignment, static_cast<std::size_t>(size)), Free{n_bytes, false}};
+  const std::int64_t boundary = size < 4 * huge_page ? alignment : huge_page;
+  bytes_ = {std::aligned_alloc(static_cast<std::size_t>(boundary), static_cast<std::size_t>(size)),
+            Free{n_bytes, false}};
   if (!bytes_) throw OutOfMemory(size);
+  // Whole pages only, so that no memory is held but what was asked for. A kernel without them
+  // refuses, which changes nothing.
+  if (boundary == huge_page) {
+    madvise(bytes_.get(), static_cast<std::size_t>(size / huge_page * huge_page), MADV_HUGEPAGE);
+  }
   bytes_in_use += n_bytes;
   std::memset(bytes_.get(), 0, static_cast<std::size_t>(size));
 }

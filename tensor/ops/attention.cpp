@@ -1,10 +1,10 @@
 #include "tensor/ops/attention.h"
 
-#include <vector>
-
 #include "tensor/ops/attention_kernels.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/elementwise_kernels.h"
+#include "tensor/ops/matmul.h"
+#include "tensor/ops/scratch.h"
 #include "tensor/ops/tiles.h"
 
 namespace llm {
@@ -117,11 +117,14 @@ class GroupCopy {
   std::int64_t kv_head_;
 };
 
-/// Scratch of one thread; what is in it is overwritten before it is read.
+/// Scratch of one thread.
 float* copy_scratch(std::int64_t n) {
-  static thread_local std::vector<float> scratch;
-  if (scratch.size() < static_cast<std::size_t>(n)) scratch.resize(static_cast<std::size_t>(n));
-  return scratch.data();
+  static thread_local Scratch<float> scratch;
+  return at_least(scratch, n);
+}
+/// Elements that the backward's copies take, which are more than the forward's.
+std::int64_t copied_elements(const AttentionShape& group) {
+  return 2 * group.seq_len * (group.qkv_width() + group.n_heads * group.head_dim);
 }
 
 void forward_tile(const Forward& v, std::int64_t sample, std::int64_t head) {
@@ -142,7 +145,7 @@ void backward_tile(const Backward& v, std::int64_t sample, std::int64_t kv_head)
   const GroupCopy group(v.shape, sample, heads);
   const std::int64_t qkv_elements = v.shape.seq_len * group.shape().qkv_width();
   const std::int64_t out_elements = v.shape.seq_len * group.out_width();
-  float* qkv = copy_scratch(2 * (qkv_elements + out_elements));
+  float* qkv = copy_scratch(copied_elements(group.shape()));
   float* dqkv = qkv + qkv_elements;
   float* out = dqkv + qkv_elements;
   float* dout = out + out_elements;
@@ -155,7 +158,21 @@ void backward_tile(const Backward& v, std::int64_t sample, std::int64_t kv_head)
   group.write_qkv(dqkv, v.dqkv);
 }
 
+/// Whether the products of a call are bf16's own. Not of a thread's luck: both follow from the
+/// shape, the dtype and the process's kernel.
+bool multiplies_bf16(const AttentionShape& shape, Dtype dtype) {
+  return dtype == Dtype::bf16 && product_kernel() == ProductKernel::bf16 &&
+         shape.head_dim % 16 == 0;
+}
+
 }  // namespace
+
+OpScratch attention_scratch(Dtype dtype, AttentionShape shape) {
+  if (multiplies_bf16(shape, dtype)) return {.thread_bytes = bf16::attention_scratch_bytes(shape)};
+  const AttentionShape group{1, shape.seq_len, HeadColumns(shape).group_size(), 1, shape.head_dim};
+  const auto element = static_cast<std::int64_t>(sizeof(float));
+  return {.thread_bytes = copied_elements(group) * element + fast::attention_scratch_bytes(group)};
+}
 
 void rope_forward(Queue& queue, AttentionShape shape, float theta, MutView qkv) {
   rope(queue, "rope_forward", shape, theta, 1, qkv);
@@ -172,8 +189,13 @@ void attention_forward(Queue& queue, AttentionShape shape, View qkv, const Dropo
   expect(out, "out", qkv.dtype(), {shape.n_tokens(), shape.n_heads * shape.head_dim});
   expect(log_sum_exp, "log_sum_exp", {shape.batch, shape.n_heads, shape.seq_len});
   const Forward views{shape, dropout, qkv, out, log_sum_exp};
+  const bool in_bf16 = multiplies_bf16(shape, qkv.dtype());
   queue.tiles("attention_forward", shape.batch * shape.n_heads, [=](std::int64_t tile) {
-    forward_tile(views, tile / shape.n_heads, tile % shape.n_heads);
+    const std::int64_t sample = tile / shape.n_heads;
+    const std::int64_t head = tile % shape.n_heads;
+    if (!in_bf16) return forward_tile(views, sample, head);
+    bf16::attention_forward(
+        {shape, qkv.as<Bf16>(), dropout, out.as<Bf16>(), log_sum_exp.as<float>()}, sample, head);
   });
 }
 
@@ -186,8 +208,14 @@ void attention_backward(Queue& queue, AttentionShape shape, View qkv, View out, 
   expect(log_sum_exp, "log_sum_exp", {shape.batch, shape.n_heads, shape.seq_len});
   expect(dqkv, "dqkv", qkv.dtype(), qkv.shape());
   const Backward views{shape, dropout, qkv, out, log_sum_exp, dout, dqkv};
+  const bool in_bf16 = multiplies_bf16(shape, qkv.dtype());
   queue.tiles("attention_backward", shape.batch * shape.n_kv_heads, [=](std::int64_t tile) {
-    backward_tile(views, tile / shape.n_kv_heads, tile % shape.n_kv_heads);
+    const std::int64_t sample = tile / shape.n_kv_heads;
+    const std::int64_t kv_head = tile % shape.n_kv_heads;
+    if (!in_bf16) return backward_tile(views, sample, kv_head);
+    bf16::attention_backward({shape, qkv.as<Bf16>(), out.as<Bf16>(), log_sum_exp.as<float>(),
+                              dout.as<Bf16>(), dropout, dqkv.as<Bf16>()},
+                             sample, kv_head);
   });
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 #include "tensor/ops/dropout.h"
+#include "tensor/ops/scratch.h"
 #include "tensor/queue.h"
 #include "tensor/view.h"
 
@@ -42,5 +43,8 @@ void attention_forward(Queue& queue, AttentionShape shape, View qkv, const Dropo
 /// the query head.
 void attention_backward(Queue& queue, AttentionShape shape, View qkv, View out, View log_sum_exp,
                         View dout, const Dropout& dropout, MutView dqkv);
+
+/// What both passes take at most. `shape` is a call's, `dtype` qkv's.
+OpScratch attention_scratch(Dtype dtype, AttentionShape shape);
 
 }  // namespace llm

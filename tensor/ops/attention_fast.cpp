@@ -1,14 +1,14 @@
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "tensor/ops/attention_kernels.h"
-#include "tensor/ops/dropout_kernels.h"
+#include "tensor/ops/scratch.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/ops/attention_fast.cpp"
 #include <hwy/foreach_target.h>
 
+#include "tensor/ops/attention_rows-inl.h"
 #include "tensor/ops/lanes-inl.h"
 #include "tensor/ops/strip_product-inl.h"
 
@@ -38,23 +38,16 @@ void rope(const RopeRow& p) {
   with_type_of(p.row.dtype, [&](auto type) { turn<decltype(type)>(p); });
 }
 
-/// Queries whose gradients are in flight together: their scores stay in the second-level cache, and
-/// the keys' and values' gradients are read and written once for all of them.
-inline constexpr std::int64_t block_rows = 8 * strip_rows;
-
 /// Scratch of a tile, kept by the thread: keys and values turned on their side, scores and their
 /// gradients (a block of rows, padded to whole panels), one row of dropout factors.
-struct Scratch {
+struct HeadScratch {
   std::int64_t padded;
-  std::vector<float> keys, values, scores, dp, factors;
+  Scratch<float> keys, values, scores, dp, factors;
 };
 
-Scratch& scratch_for(const AttentionShape& shape) {
-  static thread_local Scratch scratch;
+HeadScratch& scratch_for(const AttentionShape& shape) {
+  static thread_local HeadScratch scratch;
   scratch.padded = panels(shape.seq_len) * panel_width;
-  const auto at_least = [](std::vector<float>& x, std::int64_t n) {
-    if (x.size() < static_cast<std::size_t>(n)) x.resize(static_cast<std::size_t>(n));
-  };
   at_least(scratch.keys, shape.head_dim * scratch.padded);
   at_least(scratch.values, shape.head_dim * scratch.padded);
   at_least(scratch.scores, block_rows * scratch.padded);
@@ -62,97 +55,15 @@ Scratch& scratch_for(const AttentionShape& shape) {
   at_least(scratch.factors, scratch.padded);
   return scratch;
 }
-
-/// One query head of one sample: where its columns are. Dropout calls it first_head + head.
-struct Head {
-  AttentionShape shape;
-  std::int64_t sample, head, first_head;
-  std::int64_t width() const { return shape.qkv_width(); }
-  std::int64_t out_width() const { return shape.n_heads * shape.head_dim; }
-  std::int64_t row(std::int64_t t) const { return sample * shape.seq_len + t; }
-  std::int64_t out(std::int64_t t) const { return row(t) * out_width() + head * shape.head_dim; }
-  std::int64_t kv_head() const { return head / HeadColumns(shape).group_size(); }
-  std::int64_t query(std::int64_t t) const {
-    return row(t) * width() + HeadColumns(shape).query(head);
-  }
-  std::int64_t key(std::int64_t t) const {
-    return row(t) * width() + HeadColumns(shape).key(kv_head());
-  }
-  std::int64_t value(std::int64_t t) const {
-    return row(t) * width() + HeadColumns(shape).value(kv_head());
-  }
-  std::int64_t statistic(std::int64_t t) const {
-    return (sample * shape.n_heads + head) * shape.seq_len + t;
-  }
-  float scale() const { return 1 / std::sqrt(static_cast<float>(shape.head_dim)); }
-};
-
-std::int64_t whole_lanes(std::int64_t n) {
-  return (n + n_lanes - 1) / n_lanes * n_lanes;
-}
-
-void zero_lanes(float* row, std::int64_t begin, std::int64_t end) {
-  for (std::int64_t i = begin; i < end; i += n_lanes) store(broadcast(0), row + i);
-}
-
-/// row[0, n) = exp(scale (row - max)), 0 from there to `end`, a multiple of 16. Returns the sum.
-HWY_INLINE float exponentials(float* row, std::int64_t n, std::int64_t end, float scale,
-                              float* max) {
-  Lanes most = broadcast(row[0]);
-  std::int64_t i = 0;
-  for (; i + n_lanes <= n; i += n_lanes) most = maximum(most, load(row + i));
-  if (i < n) most = maximum(most, first_lanes(n - i, load(row + i), row[0]));
-  *max = maximum_of_lanes(most);
-  const Lanes scales = broadcast(scale);
-  const Lanes maxes = broadcast(*max);
-  Lanes sum = broadcast(0);
-  for (i = 0; i + n_lanes <= n; i += n_lanes) {
-    const Lanes e = exponential(scales * (load(row + i) - maxes));
-    sum = sum + e;
-    store(e, row + i);
-  }
-  if (i < n) {
-    const Lanes e = first_lanes(n - i, exponential(scales * (load(row + i) - maxes)), 0);
-    sum = sum + e;
-    store(e, row + i);
-    i += n_lanes;
-  }
-  zero_lanes(row, i, end);
-  return sum_of_lanes(sum);
-}
-
-HWY_INLINE void scale_row(float factor, float* y, std::int64_t n) {
-  const Lanes factors = broadcast(factor);
-  for (std::int64_t i = 0; i < n; i += n_lanes) store(load(y + i, n - i) * factors, y + i, n - i);
-}
-
-HWY_INLINE void multiply_row(const float* factors, float* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; i += n_lanes) {
-    store(load(y + i, n - i) * load(factors + i, n - i), y + i, n - i);
-  }
-}
-
-HWY_INLINE float dot(const float* x, const float* y, std::int64_t n) {
-  Lanes sum = broadcast(0);
-  for (std::int64_t i = 0; i < n; i += n_lanes) {
-    sum = multiply_add(load(x + i, n - i), load(y + i, n - i), sum);
-  }
-  return sum_of_lanes(sum);
-}
-
-/// Dropout's factors for row t into scratch; null where nothing is dropped.
-const float* row_factors(const Head& h, const Dropout& dropout, std::uint64_t key, std::int64_t t,
-                         Scratch& scratch) {
-  if (dropout.p == 0) return nullptr;
-  fast::dropout_factors(key, dropout.p,
-                        ((h.first_head + h.head) * h.shape.seq_len + t) * h.shape.seq_len, t + 1,
-                        scratch.factors.data());
-  return scratch.factors.data();
+inline std::int64_t scratch_bytes(const AttentionShape& shape) {
+  const std::int64_t padded = panels(shape.seq_len) * panel_width;
+  return (2 * shape.head_dim + 2 * block_rows + 1) * padded *
+         static_cast<std::int64_t>(sizeof(float));
 }
 
 /// Queries [begin, end): scores, softmax, values. The sums divide the output, not the row of p.
 void forward_strip(const AttentionForward& call, const Head& h, std::int64_t begin,
-                   std::int64_t end, std::uint64_t key, Scratch& scratch) {
+                   std::int64_t end, std::uint64_t key, HeadScratch& scratch) {
   const std::int64_t head_dim = h.shape.head_dim;
   float* scores = scratch.scores.data();
   strip_product({.n_rows = end - begin,
@@ -174,7 +85,7 @@ void forward_strip(const AttentionForward& call, const Head& h, std::int64_t beg
     const float sum = exponentials(row, t + 1, whole_lanes(end), h.scale(), &max);
     sums[t - begin] = sum;
     call.log_sum_exp[h.statistic(t)] = h.scale() * max + std::log(sum);
-    const float* factors = row_factors(h, call.dropout, key, t, scratch);
+    const float* factors = row_factors(h, call.dropout, key, t, scratch.factors.data());
     if (factors) multiply_row(factors, row, t + 1);
   }
   strip_product({.n_rows = end - begin,
@@ -197,7 +108,7 @@ void forward_strip(const AttentionForward& call, const Head& h, std::int64_t beg
 void attention_forward(const AttentionForward& call, std::int64_t sample, std::int64_t head) {
   const Head h{call.shape, sample, head, call.first_head};
   const std::int64_t seq_len = call.shape.seq_len;
-  Scratch& scratch = scratch_for(call.shape);
+  HeadScratch& scratch = scratch_for(call.shape);
   const std::uint64_t key = call.dropout.p > 0 ? call.dropout.key(sample) : 0;
   pack_transposed(call.qkv + h.key(0), h.width(), seq_len, call.shape.head_dim,
                   scratch.keys.data());
@@ -206,40 +117,11 @@ void attention_forward(const AttentionForward& call, std::int64_t sample, std::i
   }
 }
 
-/// What one row of the backward knows: n scores and dp = do v, to be padded with 0 up to `end`.
-struct GradientRow {
-  std::int64_t n, end;
-  float scale, log_sum, dout_out;
-  const float* factors;  ///< of dropout; null without
-};
-
-/// scores become factor * p and dp the gradient of q k.
-HWY_INLINE void score_gradients(const GradientRow& p, float* scores, float* dp) {
-  const Lanes minus_log_sum = broadcast(-p.log_sum);
-  const Lanes dout_out = broadcast(p.dout_out);
-  const Lanes scale = broadcast(p.scale);
-  std::int64_t i = 0;
-  for (; i < p.n; i += n_lanes) {
-    const std::int64_t left = p.n - i;
-    Lanes prob = exponential(multiply_add(scale, load(scores + i), minus_log_sum));
-    Lanes dp_i = load(dp + i);
-    const Lanes factor = p.factors ? load(p.factors + i, left) : broadcast(1);
-    if (left < n_lanes) {
-      prob = first_lanes(left, prob, 0);
-      dp_i = first_lanes(left, dp_i, 0);
-    }
-    store(factor * prob, scores + i);
-    store(scale * prob * (factor * dp_i - dout_out), dp + i);
-  }
-  zero_lanes(scores, i, p.end);
-  zero_lanes(dp, i, p.end);
-}
-
 /// Queries [begin, end) of a block that ends at `block_end`: f p and the scores' gradients into the
 /// strip's rows of scratch, and the queries' gradients.
 void backward_strip(const AttentionBackward& call, const Head& h, std::int64_t begin,
                     std::int64_t end, std::int64_t block_end, std::uint64_t key, float* scores,
-                    float* dp, Scratch& scratch) {
+                    float* dp, HeadScratch& scratch) {
   const std::int64_t head_dim = h.shape.head_dim;
   StripProduct product{.n_rows = end - begin,
                        .width = whole_lanes(end),
@@ -265,7 +147,7 @@ void backward_strip(const AttentionBackward& call, const Head& h, std::int64_t b
                      .scale = h.scale(),
                      .log_sum = call.log_sum_exp[h.statistic(t)],
                      .dout_out = dot(call.dout + h.out(t), call.out + h.out(t), head_dim),
-                     .factors = row_factors(h, call.dropout, key, t, scratch)},
+                     .factors = row_factors(h, call.dropout, key, t, scratch.factors.data())},
                     scores + row, dp + row);
   }
   strip_product({.n_rows = end - begin,
@@ -285,7 +167,7 @@ void backward_strip(const AttentionBackward& call, const Head& h, std::int64_t b
 /// The part of dk and dv that queries [begin, end) give, six keys at a time. Queries before a
 /// strip's first key give nothing.
 void key_gradients(const AttentionBackward& call, const Head& h, std::int64_t begin,
-                   std::int64_t end, bool add, const Scratch& scratch) {
+                   std::int64_t end, bool add, const HeadScratch& scratch) {
   for (std::int64_t key = 0; key < end; key += strip_rows) {
     const std::int64_t first = std::max(begin, key);
     const std::int64_t at = (first - begin) * scratch.padded + key;
@@ -314,7 +196,7 @@ void attention_backward(const AttentionBackward& call, std::int64_t sample, std:
   const AttentionShape& shape = call.shape;
   const std::int64_t group_size = HeadColumns(shape).group_size();
   const Head first{shape, sample, kv_head * group_size, call.first_head};
-  Scratch& scratch = scratch_for(shape);
+  HeadScratch& scratch = scratch_for(shape);
   const std::uint64_t key = call.dropout.p > 0 ? call.dropout.key(sample) : 0;
   pack_transposed(call.qkv + first.key(0), first.width(), shape.seq_len, shape.head_dim,
                   scratch.keys.data());
@@ -358,6 +240,10 @@ void attention_forward(const AttentionForward& call, std::int64_t sample, std::i
 
 void attention_backward(const AttentionBackward& call, std::int64_t sample, std::int64_t kv_head) {
   HWY_DYNAMIC_DISPATCH(attention_backward)(call, sample, kv_head);
+}
+
+std::int64_t attention_scratch_bytes(const AttentionShape& shape) {
+  return HWY_NAMESPACE::scratch_bytes(shape);
 }
 
 }  // namespace fast

@@ -1,4 +1,5 @@
 #pragma once
+#include <cmath>
 #include <cstdint>
 
 #include "tensor/ops/attention.h"
@@ -9,25 +10,29 @@
 namespace llm {
 
 /// The whole call; a body works on one sample and one head of it.
-struct AttentionForward {
+template <typename T>
+struct AttentionForwardOf {
   AttentionShape shape;
-  const float* qkv;
+  const T* qkv;
   Dropout dropout;
-  float* out;
+  T* out;
   float* log_sum_exp;
   std::int64_t first_head = 0;  ///< what dropout calls head 0
 };
+using AttentionForward = AttentionForwardOf<float>;
 
-struct AttentionBackward {
+template <typename T>
+struct AttentionBackwardOf {
   AttentionShape shape;
-  const float* qkv;
-  const float* out;
+  const T* qkv;
+  const T* out;
   const float* log_sum_exp;
-  const float* dout;
+  const T* dout;
   Dropout dropout;
-  float* dqkv;
+  T* dqkv;
   std::int64_t first_head = 0;  ///< what dropout calls head 0
 };
+using AttentionBackward = AttentionBackwardOf<float>;
 
 /// Where a head's columns begin in a row of qkv.
 struct HeadColumns {
@@ -39,6 +44,30 @@ struct HeadColumns {
 
  private:
   AttentionShape shape_;
+};
+
+/// One query head of one sample: where its columns are. Dropout calls it first_head + head.
+struct Head {
+  AttentionShape shape;
+  std::int64_t sample, head, first_head;
+  std::int64_t width() const { return shape.qkv_width(); }
+  std::int64_t out_width() const { return shape.n_heads * shape.head_dim; }
+  std::int64_t row(std::int64_t t) const { return sample * shape.seq_len + t; }
+  std::int64_t out(std::int64_t t) const { return row(t) * out_width() + head * shape.head_dim; }
+  std::int64_t kv_head() const { return head / HeadColumns(shape).group_size(); }
+  std::int64_t query(std::int64_t t) const {
+    return row(t) * width() + HeadColumns(shape).query(head);
+  }
+  std::int64_t key(std::int64_t t) const {
+    return row(t) * width() + HeadColumns(shape).key(kv_head());
+  }
+  std::int64_t value(std::int64_t t) const {
+    return row(t) * width() + HeadColumns(shape).value(kv_head());
+  }
+  std::int64_t statistic(std::int64_t t) const {
+    return (sample * shape.n_heads + head) * shape.seq_len + t;
+  }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(shape.head_dim)); }
 };
 
 /// cos and sin of t * theta^(-2 i / head_dim), rounded from f64: entry t * head_dim / 2 + i. Kept
@@ -70,6 +99,18 @@ namespace fast {
 void rope(const RopeRow& row);
 void attention_forward(const AttentionForward& call, std::int64_t sample, std::int64_t head);
 void attention_backward(const AttentionBackward& call, std::int64_t sample, std::int64_t kv_head);
+/// What a thread keeps after both.
+std::int64_t attention_scratch_bytes(const AttentionShape& shape);
 }  // namespace fast
+
+/// By the CPU's products of bf16: where has_fast_bf16() and head_dim is a multiple of 16. Scores,
+/// sums and softmax are f32; probabilities and the gradients of scores are rounded to bf16.
+namespace bf16 {
+void attention_forward(const AttentionForwardOf<Bf16>& call, std::int64_t sample,
+                       std::int64_t head);
+void attention_backward(const AttentionBackwardOf<Bf16>& call, std::int64_t sample,
+                        std::int64_t kv_head);
+std::int64_t attention_scratch_bytes(const AttentionShape& shape);
+}  // namespace bf16
 
 }  // namespace llm

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <memory>
-#include <vector>
 
 #include "tensor/ops/checks.h"
 #include "tensor/ops/elementwise_kernels.h"
 #include "tensor/ops/linear_bf16.h"
 #include "tensor/ops/matmul.h"
+#include "tensor/ops/scratch.h"
 #include "tensor/ops/tiles.h"
 
 namespace llm {
@@ -17,14 +17,17 @@ namespace {
 /// Weights turned on their side at a time: 4 MiB stay in the caches of most machines.
 constexpr std::int64_t slab_elements = 1 << 20;
 
+RowCut slabs_of(std::int64_t n_out, std::int64_t n_in) {
+  const std::int64_t slab = slab_elements / std::max<std::int64_t>(1, n_in) / 64 * 64;
+  return {n_out, std::max<std::int64_t>(64, slab), least_product_rows};
+}
+
 /// f32 elements that one tile makes and others read.
-using Shared = std::shared_ptr<std::unique_ptr<float[]>>;
+using Shared = std::shared_ptr<Scratch<float>>;
 
 Shared put_allocation(Queue& queue, std::int64_t n_elements) {
-  auto elements = std::make_shared<std::unique_ptr<float[]>>();
-  queue.work("linear_allocate", [=] {
-    *elements = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(n_elements));
-  });
+  auto elements = std::make_shared<Scratch<float>>();
+  queue.work("linear_allocate", [=] { at_least(*elements, n_elements); });
   return elements;
 }
 
@@ -37,10 +40,10 @@ class WideMatrix {
     const RowCut cut = cut_by_bytes(x.n_elements(), 6);
     queue.tiles("linear_widen", cut.n_tiles(), [x, cut, copy = copy_](std::int64_t tile) {
       const Range range = cut.rows(tile);
-      fast::convert(Elements(x) + range.begin, copy->get() + range.begin, range.size());
+      fast::convert(Elements(x) + range.begin, copy->data() + range.begin, range.size());
     });
   }
-  const float* data() const { return copy_ ? copy_->get() : x_.as<float>(); }
+  const float* data() const { return copy_ ? copy_->data() : x_.as<float>(); }
 
  private:
   View x_;
@@ -49,12 +52,10 @@ class WideMatrix {
 
 enum class Slot : std::uint8_t { input, output };
 
-/// Scratch of one thread; what is in it is overwritten before it is read.
+/// Scratch of one thread.
 float* scratch(Slot slot, std::int64_t n) {
-  static thread_local std::array<std::vector<float>, 2> slots;
-  std::vector<float>& x = slots.at(static_cast<std::size_t>(slot));
-  if (x.size() < static_cast<std::size_t>(n)) x.resize(static_cast<std::size_t>(n));
-  return x.data();
+  static thread_local std::array<Scratch<float>, 2> slots;
+  return at_least(slots.at(static_cast<std::size_t>(slot)), n);
 }
 
 /// Rows or columns of a matrix as f32: in place, or a copy in scratch.
@@ -190,20 +191,17 @@ void linear_forward(Queue& queue, View x, View weight, View bias, MutView y) {
   expect(y, "y", y.dtype() == Dtype::f32 ? Dtype::f32 : dtype, {n, n_out});
   if (multiplies_bf16(dtype, n_in)) return bf16::linear_forward(queue, x, weight, bias, y);
   const Forward views{x, weight, bias, y};
-  const std::int64_t slab = slab_elements / std::max<std::int64_t>(1, n_in) / 64 * 64;
-  const RowCut slabs{n_out, std::max<std::int64_t>(64, slab), least_product_rows};
+  const RowCut slabs = slabs_of(n_out, n_in);
   for (std::int64_t i = 0; i < slabs.n_tiles(); ++i) {
     const Range features = slabs.rows(i);
     const RowCut cut = cut_by_flops(n, 2 * n_in * features.size());
-    const auto turned = std::make_shared<std::unique_ptr<float[]>>();
+    const auto turned = std::make_shared<Scratch<float>>();
     queue.work("linear_transpose", [=] {
-      *turned =
-          std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(features.size() * n_in));
       fast::transpose(Elements(weight) + features.begin * n_in, n_in, features.size(), n_in,
-                      turned->get(), features.size());
+                      at_least(*turned, features.size() * n_in), features.size());
     });
     queue.tiles("linear_forward", cut.n_tiles(), [=](std::int64_t tile) {
-      forward_tile(views, cut.rows(tile), features, turned->get());
+      forward_tile(views, cut.rows(tile), features, turned->data());
     });
   }
 }
@@ -244,6 +242,24 @@ void linear_backward_weight(Queue& queue, View x, View dy, Write write, MutView 
   const RowCut cut = cut_by_flops(n_out, 2 * n_in * n);
   queue.tiles("linear_backward_weight", cut.n_tiles(),
               [=](std::int64_t tile) { backward_weight_tile(views, cut.rows(tile)); });
+}
+
+OpScratch linear_scratch(Dtype dtype, std::int64_t n, std::int64_t n_in, std::int64_t n_out) {
+  if (multiplies_bf16(dtype, n)) return bf16::linear_scratch(n, n_in, n_out);
+  const std::int64_t slab = slabs_of(n_out, n_in).most_rows();
+  const std::int64_t forward_rows = cut_by_flops(n, 2 * n_in * slab).most_rows();
+  OpScratch elements{.shared_bytes = slab * n_in};
+  if (dtype != Dtype::f32) {
+    const std::int64_t rows = cut_by_flops(n, 2 * n_in * n_out).most_rows();
+    const std::int64_t features = cut_by_flops(n_out, 2 * n_in * n).most_rows();
+    elements.shared_bytes = std::max({elements.shared_bytes, n_in * n_out, n * n_in});
+    elements.thread_bytes = std::max({forward_rows * n_in, rows * n_out, n * features}) +
+                            std::max(forward_rows * slab, rows * n_in);
+  }
+  elements.thread_bytes += std::max(product_scratch_elements(slab, n_in),  // forward
+                                    product_scratch_elements(n_in, n_out));
+  const auto element = static_cast<std::int64_t>(sizeof(float));
+  return {elements.shared_bytes * element, elements.thread_bytes * element};
 }
 
 }  // namespace llm

@@ -1,4 +1,5 @@
 #pragma once
+#include "tensor/ops/scratch.h"
 #include "tensor/queue.h"
 #include "tensor/view.h"
 
@@ -24,5 +25,8 @@ void linear_backward_input(Queue& queue, View dy, View weight, Write write, MutV
 /// Write::add adds the product to what is there; its bits then depend on the library's blocking.
 void linear_backward_weight(Queue& queue, View x, View dy, Write write, MutView dweight,
                             MutView dbias);
+
+/// What the three calls of a layer take at most, one after the other.
+OpScratch linear_scratch(Dtype dtype, std::int64_t n, std::int64_t n_in, std::int64_t n_out);
 
 }  // namespace llm

@@ -5,6 +5,7 @@
 
 #include "tensor/ops/elementwise_kernels.h"
 #include "tensor/ops/matmul.h"
+#include "tensor/ops/scratch.h"
 #include "tensor/ops/tiles.h"
 
 // The library takes weights as they lie: to pack them first gains 3 % of a product and costs 4 % of
@@ -83,10 +84,8 @@ void put_deep_input(Queue& queue, const View& dy, const View& weight, Write writ
                     const MutView& dx) {
   const std::int64_t n = dx.shape()[0];
   const std::int64_t n_in = dx.shape()[1];
-  const auto sums = std::make_shared<std::unique_ptr<float[]>>();
-  queue.work("linear_allocate", [=] {
-    *sums = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(n * n_in));
-  });
+  const auto sums = std::make_shared<Scratch<float>>();
+  queue.work("linear_allocate", [=] { at_least(*sums, n * n_in); });
   const RowCut slabs = slabs_of(weight.shape()[0], n_in);
   for (std::int64_t i = 0; i < slabs.n_tiles(); ++i) {
     const InputProduct product{dy, weight, slabs.rows(i), i > 0};
@@ -94,11 +93,11 @@ void put_deep_input(Queue& queue, const View& dy, const View& weight, Write writ
     const RowCut cut = cut_by_bf16_flops(n, 2 * n_in * product.outputs.size());
     queue.tiles("linear_backward_input", cut.n_tiles(), [=](std::int64_t tile) {
       const Range rows = cut.rows(tile);
-      product.run(rows, sums->get());
+      product.run(rows, sums->data());
       if (!is_last) return;
       const auto finish = write == Write::add ? fast::add : fast::convert;
       const std::int64_t begin = rows.begin * n_in;
-      finish(sums->get() + begin, MutElements(dx) + begin, rows.size() * n_in);
+      finish(sums->data() + begin, MutElements(dx) + begin, rows.size() * n_in);
     });
   }
 }
@@ -120,7 +119,7 @@ void linear_backward_weight(Queue& queue, View x, View dy, Write write, MutView 
   const std::int64_t n = x.shape()[0];
   const std::int64_t n_in = x.shape()[1];
   const std::int64_t n_out = dy.shape()[1];
-  const RowCut cut = cut_by_bf16_flops(n_out, 2 * n_in * n);
+  const RowCut cut = cut_weight_by_bf16_flops(n_out, 2 * n_in * n);
   queue.tiles("linear_backward_weight", cut.n_tiles(), [=](std::int64_t tile) {
     const Range features = cut.rows(tile);
     const Bf16* columns = dy.as<Bf16>() + features.begin;
@@ -141,6 +140,11 @@ void linear_backward_weight(Queue& queue, View x, View dy, Write write, MutView 
     fast::sum_rows(columns, n, n_out, features.size(), write == Write::add,
                    dbias.as<float>() + features.begin);
   });
+}
+
+OpScratch linear_scratch(std::int64_t n, std::int64_t n_in, std::int64_t n_out) {
+  const auto element = static_cast<std::int64_t>(sizeof(float));
+  return {.shared_bytes = n_in * n_out >= deep_elements ? n * n_in * element : 0};
 }
 
 }  // namespace llm::bf16

@@ -9,4 +9,6 @@ void linear_backward_input(Queue& queue, View dy, View weight, Write write, MutV
 void linear_backward_weight(Queue& queue, View x, View dy, Write write, MutView dweight,
                             MutView dbias);
 
+OpScratch linear_scratch(std::int64_t n, std::int64_t n_in, std::int64_t n_out);
+
 }  // namespace llm::bf16

@@ -2,18 +2,23 @@
 
 #include <oneapi/dnnl/dnnl.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <unordered_map>
 
 #include "src/base/check.h"
 #include "src/base/error.h"
+#include "tensor/ops/scratch.h"
 
 // From libgomp, which Debian's oneDNN runs on. Declared here so that nothing needs -fopenmp.
 extern "C" void omp_set_num_threads(int n_threads);
 
 namespace llm {
 namespace {
+
+/// Rows of one call where a row's bits depend on their number.
+constexpr std::int64_t block_rows = 64;
 
 /// A rank's compute is one thread's work: a pool would fight the other ranks for their cores, and
 /// its way of cutting a product would depend on the machine.
@@ -93,15 +98,60 @@ ProductKernel product_kernel() {
   return chosen_kernel();
 }
 
-void matmul(const Matmul& p) {
-  if (p.m == 0 || p.n == 0) return;
-  if (p.k == 0) return scale_only(p);
-  use_one_thread();
+namespace {
+
+void execute(const Matmul& p) {
   const dnnl_status_t status =
       dnnl_sgemm(p.transpose_a ? 'T' : 'N', p.transpose_b ? 'T' : 'N', p.m, p.n, p.k, p.alpha, p.a,
                  p.lda, p.b, p.ldb, p.beta, p.c, p.ldc);
   if (status != dnnl_success) {
     throw Error(ExitCode::internal, "dnnl_sgemm returned " + std::to_string(status));
+  }
+}
+
+/// Fewer rows than a block: together with rows of zeros they make one.
+void execute_padded(Matmul p) {
+  static thread_local Scratch<float> scratch;
+  float* a = at_least(scratch, block_rows * (p.k + p.n));
+  float* c = a + block_rows * p.k;
+  std::fill_n(a, block_rows * (p.k + p.n), 0.0f);
+  for (std::int64_t i = 0; i < p.m; ++i) {
+    std::copy_n(p.a + i * p.lda, p.k, a + i * p.k);
+    if (p.beta != 0) std::copy_n(p.c + i * p.ldc, p.n, c + i * p.n);
+  }
+  Matmul whole = p;
+  whole.m = block_rows;
+  whole.a = a;
+  whole.lda = p.k;
+  whole.c = c;
+  whole.ldc = p.n;
+  execute(whole);
+  for (std::int64_t i = 0; i < p.m; ++i) std::copy_n(c + i * p.n, p.n, p.c + i * p.ldc);
+}
+
+/// The library's products for AVX-512 give a row the same bits in every tile of an op. Those for
+/// AVX2 go over six rows at a time and sum what is left, 1 to 3 rows, in another order.
+bool has_rows_of_one_kind() {
+  return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
+}
+
+}  // namespace
+
+std::int64_t product_scratch_elements(std::int64_t n, std::int64_t k) {
+  return has_rows_of_one_kind() ? 0 : block_rows * (k + n);
+}
+
+void matmul(const Matmul& p) {
+  if (p.m == 0 || p.n == 0) return;
+  if (p.k == 0) return scale_only(p);
+  use_one_thread();
+  if (p.transpose_a || has_rows_of_one_kind()) return execute(p);
+  for (std::int64_t begin = 0; begin < p.m; begin += block_rows) {
+    Matmul block = p;
+    block.m = std::min(block_rows, p.m - begin);
+    block.a += begin * p.lda;
+    block.c += begin * p.ldc;
+    block.m == block_rows ? execute(block) : execute_padded(block);
   }
 }
 

@@ -33,8 +33,12 @@ struct Matmul {
   std::int64_t ldc;
 };
 
-/// By oneDNN, on the calling thread: the one place where its fp32 products are called.
+/// By oneDNN, on the calling thread: the one place where its fp32 products are called. Without
+/// transpose_a a row's bits do not depend on m where that is 16 to 79; on CPUs without AVX-512
+/// never.
 void matmul(const Matmul& product);
+/// f32 elements of scratch that a thread keeps after such a product of n columns and k terms.
+std::int64_t product_scratch_elements(std::int64_t n, std::int64_t k);
 
 /// c (m, n) = op(a) op(b) + bias, or c += op(a) op(b), with op, shapes and strides as in Matmul.
 /// Sums are f32; what is stored in c is rounded once. k > 0.

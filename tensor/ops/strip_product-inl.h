@@ -24,7 +24,7 @@ inline std::int64_t panels(std::int64_t n) {
 }
 
 /// c (n_rows, width) = (or +=) a (n_rows, depth) b (depth, width); each element is one chain of
-/// multiply-adds in order of depth, whatever the registers.
+/// multiply-adds in order of depth, whatever the registers. Of pairs, depth counts pairs.
 ///   a[r * a_row + k * a_depth]   b[column / 64 * b_panel + k * b_depth + column % 64]
 struct StripProduct {
   std::int64_t n_rows;  ///< at most strip_rows
@@ -40,8 +40,24 @@ struct StripProduct {
   std::int64_t c_row;
 };
 
+/// What an element of a and b holds: a number, or two of bf16 that lie side by side, terms 2 k and
+/// 2 k + 1 of a sum, moved as one f32. Pairs are for CPUs with AVX512_BF16 alone.
+enum class Terms : std::uint8_t { numbers, pairs };
+
+template <Terms terms>
+HWY_INLINE Lanes add_products(const Lanes& a, const Lanes& b, Lanes sum) {
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (terms == Terms::pairs) {
+    // Highway has no name for it yet.
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.part[0].raw) : "v"(a.part[0].raw), "v"(b.part[0].raw));
+    return sum;
+  }
+#endif
+  return multiply_add(a, b, sum);
+}
+
 /// 16 * n_columns columns from `column` on; with one, only the first `left` of them.
-template <int n_rows, int n_columns>
+template <Terms terms, int n_rows, int n_columns>
 HWY_INLINE void strip_tile(const StripProduct& p, std::int64_t column, std::int64_t left,
                            bool add) {
   Lanes sums[n_rows][n_columns];
@@ -57,7 +73,8 @@ HWY_INLINE void strip_tile(const StripProduct& p, std::int64_t column, std::int6
     }
     for (int r = 0; r < n_rows; ++r) {
       const Lanes factor = broadcast(a[r * p.a_row]);
-      for (int c = 0; c < n_columns; ++c) sums[r][c] = multiply_add(factor, b_k[c], sums[r][c]);
+      for (int c = 0; c < n_columns; ++c)
+        sums[r][c] = add_products<terms>(factor, b_k[c], sums[r][c]);
     }
     a += p.a_depth;
     b += p.b_depth;
@@ -71,39 +88,40 @@ HWY_INLINE void strip_tile(const StripProduct& p, std::int64_t column, std::int6
   }
 }
 
-template <int n_rows>
+template <Terms terms, int n_rows>
 void strip_of(const StripProduct& p, bool add) {
   // 16 registers of AVX2 hold the sums of 16 columns, 32 of AVX-512 those of 64.
   constexpr int n_columns = n_registers == 1 ? 4 : 1;
   std::int64_t column = 0;
   if constexpr (n_columns > 1) {
     for (; column + n_columns * n_lanes <= p.width; column += n_columns * n_lanes) {
-      strip_tile<n_rows, n_columns>(p, column, n_lanes, add);
+      strip_tile<terms, n_rows, n_columns>(p, column, n_lanes, add);
     }
     for (; column + 2 * n_lanes <= p.width; column += 2 * n_lanes) {
-      strip_tile<n_rows, 2>(p, column, n_lanes, add);
+      strip_tile<terms, n_rows, 2>(p, column, n_lanes, add);
     }
   }
   for (; column + n_lanes <= p.width; column += n_lanes) {
-    strip_tile<n_rows, 1>(p, column, n_lanes, add);
+    strip_tile<terms, n_rows, 1>(p, column, n_lanes, add);
   }
-  if (column < p.width) strip_tile<n_rows, 1>(p, column, p.width - column, add);
+  if (column < p.width) strip_tile<terms, n_rows, 1>(p, column, p.width - column, add);
 }
 
-inline void strip_product(const StripProduct& p, bool add) {
+template <Terms terms = Terms::numbers>
+void strip_product(const StripProduct& p, bool add) {
   switch (p.n_rows) {
     case 1:
-      return strip_of<1>(p, add);
+      return strip_of<terms, 1>(p, add);
     case 2:
-      return strip_of<2>(p, add);
+      return strip_of<terms, 2>(p, add);
     case 3:
-      return strip_of<3>(p, add);
+      return strip_of<terms, 3>(p, add);
     case 4:
-      return strip_of<4>(p, add);
+      return strip_of<terms, 4>(p, add);
     case 5:
-      return strip_of<5>(p, add);
+      return strip_of<terms, 5>(p, add);
     default:
-      return strip_of<6>(p, add);
+      return strip_of<terms, 6>(p, add);
   }
 }
 

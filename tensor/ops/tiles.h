@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include "src/base/range.h"
@@ -20,6 +21,7 @@ struct RowCut {
     const std::int64_t rest = n_rows % rows_per_tile;
     return n_whole + (n_whole == 0 ? rest > 0 : rest >= least_rows);
   }
+  std::int64_t most_rows() const { return std::min(n_rows, rows_per_tile + least_rows - 1); }
   Range rows(std::int64_t tile) const {
     const std::int64_t begin = tile * rows_per_tile;
     return {begin, tile + 1 == n_tiles() ? n_rows : begin + rows_per_tile};
@@ -29,13 +31,13 @@ struct RowCut {
 /// Work of one tile: about 1 ms at 100 GFLOP/s.
 inline constexpr std::int64_t tile_flops = 100'000'000;
 /// The same of a product of bf16, at 200 to 500 GFLOP/s.
-inline constexpr std::int64_t tile_flops_bf16 = 3 * tile_flops;
-/// Traffic of one tile: about 0.2 ms at 20 GB/s.
-inline constexpr std::int64_t tile_bytes = 4'000'000;
+inline constexpr std::int64_t tile_flops_bf16 = 320'000'000;
+/// Traffic of one tile: about 0.1 ms at 20 GB/s.
+inline constexpr std::int64_t tile_bytes = 2'000'000;
 
-/// How oneDNN's products cut a sum depends on the number of rows at two places: below 16 rows, and
-/// at 100 where a row of b is a multiple of 4 KiB and a sum has more than 768 terms. Tiles of such
-/// products have 64 to 79 rows, so within an op a row has the same bits in every tile
+/// How oneDNN's products for AVX-512 cut a sum depends on the number of rows at two places: below
+/// 16 rows, and at 100 where a row of b is a multiple of 4 KiB and a sum has more than 768 terms.
+/// Tiles of such products have 64 to 79 rows, so within an op a row has the same bits in every tile
 /// (tests/tensor/linear_test.cpp).
 inline constexpr std::int64_t least_product_rows = 16;
 
@@ -45,10 +47,25 @@ inline RowCut cut_by_flops(std::int64_t n_rows, std::int64_t flops_per_row) {
   return {n_rows, std::max<std::int64_t>(64, rows / 64 * 64), least_product_rows};
 }
 
-/// Rows of a product of bf16: the library needs 128 to run at speed.
+/// Rows of a product of bf16: the library runs at speed from 128 on, and 2 % faster from 256 on. A
+/// power of two cuts the usual numbers of rows into tiles of one size, evenly for threads.
 inline RowCut cut_by_bf16_flops(std::int64_t n_rows, std::int64_t flops_per_row) {
   const std::int64_t rows = tile_flops_bf16 / std::max<std::int64_t>(1, flops_per_row);
-  return {n_rows, std::max<std::int64_t>(128, rows / 64 * 64), least_product_rows};
+  return {n_rows,
+          std::max<std::int64_t>(
+              128, static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(rows)))),
+          least_product_rows};
+}
+
+/// Features of a weight's gradient in bf16, in an even number of tiles: the library turns the
+/// operands for each, so few wide tiles are faster, and it needs 96.
+inline RowCut cut_weight_by_bf16_flops(std::int64_t n_features, std::int64_t flops_per_feature) {
+  const std::int64_t features = tile_flops_bf16 / std::max<std::int64_t>(1, flops_per_feature);
+  const std::int64_t widest = std::max<std::int64_t>(96, (features + 31) / 32 * 32);
+  const std::int64_t n_tiles =
+      std::max<std::int64_t>(2, (n_features + 2 * widest - 1) / (2 * widest) * 2);
+  const std::int64_t width = (n_features + n_tiles - 1) / n_tiles;
+  return {n_features, std::max<std::int64_t>(16, (width + 15) / 16 * 16), least_product_rows};
 }
 
 /// Rows of an op that memory bounds. `bytes_per_row` counts reads and writes.

@@ -1,8 +1,9 @@
 """Training steps of llm-train beside PyTorch's in one sitting: alternating runs, medians, ratios.
 
 usage: step_ratio.py STEP_BENCH [ROUNDS] [CASE ...]      (cases: see CASES; all of the short ones by default)
-The peer needs Debian's python3-torch, libopenblas0-openmp and libtcmalloc-minimal4 (PEER_PYTHON names another
-Python with a newer torch). Without torch only llm-train's own figures are printed."""
+The peer needs Debian's python3-torch, libopenblas0-openmp and libtcmalloc-minimal4. PEER_PYTHON names a second Python
+with a newer torch, which runs compiled; PEER_PRELOAD a library for it alone (its MKL takes AVX-512 on other makers' CPUs
+only where `int mkl_serv_intel_cpu_true(void)` returns 1). Without torch only llm-train's own figures are printed."""
 import glob
 import json
 import os
@@ -29,6 +30,8 @@ CASES = {
     "124m-T64-bf16-2threads": ("124m", 4, 64, 2, 1, "bf16"),
     "124m-T256-fp32": ("124m", 4, 256, 1, 1, "f32"),
     "124m-T256-bf16": ("124m", 4, 256, 1, 1, "bf16"),
+    "124m-T256-fp32-2threads": ("124m", 4, 256, 2, 1, "f32"),
+    "124m-T256-bf16-2threads": ("124m", 4, 256, 2, 1, "bf16"),
     "124m-B2-T64": ("124m", 2, 64, 1, 1, "f32"),
     "124m-B2-T64-2ranks": ("124m", 2, 64, 1, 2, "f32"),
 }
@@ -73,13 +76,24 @@ def free_port():
         return sock.getsockname()[1]
 
 
-def peer(python, case):
+def peers():
+    """Name, Python, and whether it compiles the model."""
+    newer = os.environ.get("PEER_PYTHON")
+    return [("PyTorch", "/usr/bin/python3", False)] + ([("newer, compiled", newer, True)] if newer else [])
+
+
+def peer(python, compiled, case):
     model, batch, seq, threads, ranks, dtype = case
     low = dtype == "bf16"  # the tanh form of GELU has no fast bf16 kernel there
     command = [python, str(HERE / "peer_torch.py"), "--model", model, "--B", str(batch), "--T", str(seq),
                "--threads", str(threads), "--mode", "bf16" if low else "fp32", "--gelu", "none" if low else "tanh",
                "--steps", str(n_steps(model))]
     environment = tuned_environment(threads)
+    if compiled:
+        # Its fused attention is faster in fp32 and slower in bf16.
+        command += ["--compile"] if low else ["--compile", "--sdpa"]
+        preload = [os.environ.get("PEER_PRELOAD"), environment.get("LD_PRELOAD")]
+        environment["LD_PRELOAD"] = ":".join(library for library in preload if library)
     if ranks > 1:
         command += ["--dist", "ddp"]
         environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(ranks))
@@ -92,19 +106,20 @@ def peer(python, case):
 def main():
     bench = sys.argv[1]
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
-    python = os.environ.get("PEER_PYTHON", "/usr/bin/python3")
     for name in sys.argv[3:] or SHORT:
-        ours, theirs = [], []
+        ours, theirs = [], {which: [] for which, _, _ in peers()}
         for _ in range(rounds):
             ours.append(own(bench, CASES[name]))
-            if (figure := peer(python, CASES[name])) is not None:
-                theirs.append(figure)
+            for which, python, compiled in peers():
+                if (figure := peer(python, compiled, CASES[name])) is not None:
+                    theirs[which].append(figure)
         mine = statistics.median(run["tok_s"] for run in ours)
         line = f"{name:<24} llm-train {mine:8.0f} tok/s  {ours[-1]['gflops']:6.1f} GFLOP/s  {ours[-1]['rss_MiB']} MiB"
-        if theirs:
-            other = statistics.median(run["tok_s"] for run in theirs)
-            line += f"   PyTorch {other:8.0f} tok/s  {theirs[-1]['rss_MiB']} MiB   ratio {mine / other:.3f}"
-        else:
+        for which, runs in theirs.items():
+            if runs:
+                other = statistics.median(run["tok_s"] for run in runs)
+                line += f"   {which} {other:8.0f} tok/s  {runs[-1]['rss_MiB']} MiB  ratio {mine / other:.3f}"
+        if not any(theirs.values()):
             line += "   (no PyTorch here to compare with)"
         print(f"{line}   medians of {rounds} alternating runs", flush=True)
 

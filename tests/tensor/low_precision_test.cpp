@@ -137,6 +137,37 @@ TEST_CASE("dropout with and without a residual in a low dtype is the rounded f32
   }
 }
 
+TEST_CASE("a fused op rounds its result once, where its parts would round one after the other") {
+  Queue queue;
+  // 1 + 2^-8 lies between two numbers of bf16, and goes to the even one, 1.
+  const Tensor x = converted(tensor_of({1, 2}, {1, 0x1p-8f}), Dtype::bf16);
+  const Tensor ones = converted(tensor_of({1, 2}, {1, 1}), Dtype::bf16);
+  const Tensor bias = tensor_of({1}, {0x1p-8f}), y({1, 1}, Dtype::bf16);
+  for (const ProductKernel kernel : product_kernels()) {
+    const UseProductKernel use(kernel);
+    linear_forward(queue, x, ones, View(), y);
+    queue.finish();
+    CHECK(to_float(y.view().as<Bf16>()[0]) == 1);
+    linear_forward(queue, x, ones, bias, y);
+    queue.finish();
+    CHECK(to_float(y.view().as<Bf16>()[0]) == 1 + 0x1p-7f);  // a second rounding would give 1
+  }
+  // Kept elements are 4/3, which goes to 1 + 43/128.
+  const Tensor one = converted(tensor_of({1, 1}, {1}), Dtype::bf16), sum({1, 1}, Dtype::bf16);
+  const Tensor residual = converted(tensor_of({1, 1}, {-1 - 42.0f / 128}), Dtype::bf16);
+  Dropout dropout{.p = 0.25f};
+  int n_kept = 0;
+  for (dropout.seed = 1; dropout.seed < 20; ++dropout.seed) {
+    dropout_forward(queue, dropout, 1, one, residual, sum);
+    queue.finish();
+    const float result = to_float(sum.view().as<Bf16>()[0]);
+    if (result < 0) continue;
+    ++n_kept;
+    CHECK(result == Approx(4.0 / 3 - 1 - 42.0 / 128).epsilon(0x1p-8));  // else 1/128
+  }
+  CHECK(n_kept > 0);
+}
+
 TEST_CASE("rotary positions and attention in a low dtype are the rounded f32 ones") {
   for (const Dtype dtype : low_dtypes) {
     for (const float p : {0.0f, 0.2f}) {
@@ -160,6 +191,33 @@ TEST_CASE("rotary positions and attention in a low dtype are the rounded f32 one
       attention_backward(queue, shape, qkv.wide, out.wide, log_sum, dout.wide, dropout, dqkv.wide);
       queue.finish();
       CHECK(dqkv.agree());
+    }
+  }
+}
+
+TEST_CASE("attention by products of bf16 stays within a rounding of the probabilities") {
+  if (!has_fast_bf16()) return;
+  for (const std::int64_t seq_len : {1, 2, 61, 96, 255}) {
+    for (const float p : {0.0f, 0.2f}) {
+      INFO(seq_len << " tokens, dropout " << p);
+      Queue queue;
+      const AttentionShape shape{2, seq_len, 4, 2, seq_len == 61 ? 16 : 64};
+      const std::int64_t n = shape.n_tokens(), out_width = shape.n_heads * shape.head_dim;
+      const Dropout dropout{.p = p, .seed = 5, .first_sample = 3};
+      Both qkv = random_both({n, shape.qkv_width()}, Dtype::bf16, 1), dqkv = qkv;
+      Both out = random_both({n, out_width}, Dtype::bf16, 2), dout = out;
+      const Tensor log_sum({2, 4, seq_len}), log_sum2({2, 4, seq_len});
+      attention_forward(queue, shape, qkv.low, dropout, out.low, log_sum);
+      attention_forward(queue, shape, qkv.wide, dropout, out.wide, log_sum2);
+      queue.finish();
+      check_close(log_sum, log_sum2, 1e-6);
+      // A probability rounds, a sum of them does, and so does what is stored.
+      CHECK(relative_distance(out.low, out.wide) < unit_roundoff(Dtype::bf16));
+      out = Both(out.low, Dtype::bf16);
+      attention_backward(queue, shape, qkv.low, out.low, log_sum, dout.low, dropout, dqkv.low);
+      attention_backward(queue, shape, qkv.wide, out.wide, log_sum, dout.wide, dropout, dqkv.wide);
+      queue.finish();
+      CHECK(relative_distance(dqkv.low, dqkv.wide) < unit_roundoff(Dtype::bf16));
     }
   }
 }

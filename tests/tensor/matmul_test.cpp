@@ -75,7 +75,7 @@ TEST_CASE("a row's bits do not depend on how many rows, 16 to 79, are multiplied
       const Tensor a = random_tensor({s.m * s.k}, 1), b = random_tensor({s.k * s.n}, 2);
       const Tensor whole({s.m, s.n}), few({s.m, s.n});
       matmul(product(false, transpose_b, s, a, b, 0, whole));
-      for (const std::int64_t n_rows : {16, 17, 31, 48, 64}) {
+      for (const std::int64_t n_rows : {16, 17, 19, 21, 31, 48, 64, 65, 73}) {
         Matmul tile = product(false, transpose_b, s, a, b, 0, few);
         tile.m = n_rows;
         matmul(tile);

@@ -28,5 +28,21 @@ TEST_CASE("the rows of a tile follow from the cost of a row, not from their numb
   CHECK(cut_by_flops(20, 1'000'000'000).rows_per_tile == 64);
   CHECK(cut_by_flops(20, 0).rows_per_tile == tile_flops / 64 * 64);
   CHECK(cut_by_bytes(5, tile_bytes * 2).rows_per_tile == 1);
-  CHECK(cut_by_bytes(5, 1000).rows_per_tile == 4'000);
+  CHECK(cut_by_bytes(5, 1000).rows_per_tile == 2'000);
+}
+
+TEST_CASE("products of bf16 are cut into an even number of tiles of much the same size") {
+  const std::int64_t weights[][2] = {{384, 1152}, {384, 384},  {384, 1536}, {1536, 384},
+                                     {768, 2304}, {768, 3072}, {3072, 768}};
+  for (const auto& [n_in, n_out] : weights) {
+    for (const std::int64_t n_rows : {1024, 2048}) {
+      INFO(n_rows << " rows, " << n_in << " to " << n_out);
+      const RowCut rows = cut_by_bf16_flops(n_rows, 2 * n_in * n_out);
+      CHECK(rows.n_tiles() * rows.rows_per_tile == n_rows);
+      const RowCut features = cut_weight_by_bf16_flops(n_out, 2 * n_in * n_rows);
+      CHECK(features.n_tiles() % 2 == 0);
+      CHECK(features.n_tiles() * features.rows_per_tile - n_out < features.rows_per_tile / 2);
+    }
+  }
+  CHECK(cut_weight_by_bf16_flops(7, 100).n_tiles() == 1);
 }
