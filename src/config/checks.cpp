@@ -79,9 +79,10 @@ RankGrid resolve_grid(const LoadedConfig& loaded, std::int64_t n_ranks) {
   const std::string& strategy = d.parallel_strategy;
   check_divides(loaded, "distributed.tp_size", d.tp_size, n_ranks);
   check_divides(loaded, "distributed.pp_size", d.pp_size, n_ranks);
-  if (n_ranks > 1 && strategy != "ddp" && strategy != "pp" && strategy != "3d") {
+  if (n_ranks > 1 && strategy != "ddp" && strategy != "zero" && strategy != "pp" &&
+      strategy != "3d") {
     refuse(place_of(loaded, {"distributed.parallel_strategy"}), "distributed.parallel_strategy",
-           fmt::format("{} on {} ranks is not in this version; write parallel_strategy: ddp or pp, "
+           fmt::format("{} on {} ranks is not in this version; write parallel_strategy: ddp, zero or pp, "
                        "or start one rank",
                        strategy, n_ranks));
   }
@@ -101,6 +102,24 @@ RankGrid resolve_grid(const LoadedConfig& loaded, std::int64_t n_ranks) {
                        n_ranks == 1 ? "" : "s", d.dp_size * grid.pp * grid.tp));
   }
   return grid;
+}
+
+int resolve_zero_stage(const LoadedConfig& loaded) {
+  const DistributedConfig& d = loaded.config.distributed;
+  const std::string& strategy = d.parallel_strategy;
+  const char* const field = "distributed.zero_stage";
+  if (strategy == "zero" && d.zero_stage == 0) {
+    refuse(place_of(loaded, {field}), field,
+           "0 shares out nothing, but parallel_strategy is zero; write zero_stage: 1, or "
+           "parallel_strategy: ddp");
+  }
+  if (strategy == "fsdp" && d.zero_stage.value_or(3) != 3) {
+    refuse(place_of(loaded, {field}), field,
+           fmt::format("{} under parallel_strategy: fsdp, which is zero_stage 3; remove the field, "
+                       "or write parallel_strategy: zero",
+                       *d.zero_stage));
+  }
+  return static_cast<int>(d.zero_stage.value_or(strategy == "zero" ? 1 : 0));
 }
 
 namespace {

@@ -22,6 +22,9 @@ struct RankGrid {
 /// fit the ranks. One rank runs under every strategy.
 RankGrid resolve_grid(const LoadedConfig& loaded, std::int64_t n_ranks);
 
+/// What data-parallel ranks share out, 0 to 2. Refuses a stage that the strategy contradicts.
+int resolve_zero_stage(const LoadedConfig& loaded);
+
 /// PATH where distributed.pp_schedule is file:PATH, else empty.
 std::string schedule_file(const Config& config);
 

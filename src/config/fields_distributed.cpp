@@ -55,10 +55,11 @@ void pipeline_fields(Rows<DistributedConfig>& rows) {
 void shard_fields(Rows<DistributedConfig>& rows) {
   using D = DistributedConfig;
   rows.add("zero_stage", &D::zero_stage,
-           "What is sharded: 1 optimizer state, 2 gradients too, 3 parameters too; null means 0 "
-           "under ddp, 1 under zero, 3 under fsdp.")
+           "What data-parallel ranks share out: 1 optimizer state, 2 gradients too once they are "
+           "summed, 3 parameters too; null means 1 under zero, 3 under fsdp, 0 otherwise. Never "
+           "changes the numbers.")
       .in(between(0, 3))
-      .later({Value{}, std::int64_t{0}}, "write zero_stage: 0");
+      .later({Value{}, std::int64_t{0}, std::int64_t{1}, std::int64_t{2}}, "write zero_stage: 2");
   rows.add("bucket_bytes", &D::bucket_bytes,
            "Gradients are reduced in buckets of about so many bytes; never changes the numbers.")
       .in(between(4, 1LL << 40));
@@ -88,8 +89,8 @@ std::vector<Field> distributed_fields() {
   using D = DistributedConfig;
   Rows<D> rows("distributed", &Config::distributed);
   rows.add("parallel_strategy", &D::parallel_strategy,
-           "How ranks share the work. More than one rank needs ddp, pp or 3d (with tp_size 1) in "
-           "this version; one rank runs under each with the same bits.")
+           "How ranks share the work. More than one rank needs ddp, zero, pp or 3d (with tp_size 1) "
+           "in this version; one rank runs under each with the same bits.")
       .of({"ddp", "fsdp", "zero", "tp", "pp", "3d"});
   rows.add("tp_size", &D::tp_size,
            "Tensor-parallel ranks; 0 means all ranks under tp and 1 otherwise.")

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "schedules/pipeline_buffers.h"
 #include "tensor/ops/adamw.h"
 
 namespace llm {
@@ -70,7 +69,7 @@ Stage::Plan stage_plan(const Settings& settings, int rank) {
   check_pipeline(settings);
   const Partition& partition = settings.partition;
   const GridPlace place = place_of(settings.grid, rank);
-  const PipelineBuffers buffers = pipeline_buffers(settings.pipeline);
+  const PipelineBuffers& buffers = settings.buffers;
   Stage::Plan plan;
   plan.pipeline = settings.pipeline;
   plan.rank = place.pp;
@@ -112,7 +111,7 @@ DecoderCompute::Plan compute_plan(const Settings& settings, int rank) {
   plan.recompute = settings.recompute_blocks ? Recompute::block : Recompute::none;
   plan.splits_backwards = peak_split_backwards(schedule_of(settings, rank)) > 0;
   // One more than the schedule needs: while it is on its way from the first stage.
-  plan.n_pending_leaves = pipeline_buffers(settings.pipeline).embedding_gradients +
+  plan.n_pending_leaves = settings.buffers.embedding_gradients +
                           (settings.pipeline.n_ranks > 1 ? 1 : 0);
   return plan;
 }

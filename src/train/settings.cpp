@@ -25,6 +25,7 @@ void set_pipeline(Settings& settings, Pipeline pipeline,
           ? split_by_cost(layer_costs(settings.model, settings.seq_len), pipeline.n_stages())
           : split_by_hand(n_blocks);
   settings.pipeline = std::move(pipeline);
+  settings.buffers = pipeline_buffers(settings.pipeline);
   settings.schedule.reset();
   check_pipeline(settings);
 }

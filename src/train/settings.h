@@ -8,6 +8,7 @@
 #include "schedules/grid.h"
 #include "schedules/partition.h"
 #include "schedules/pipeline.h"
+#include "schedules/pipeline_buffers.h"
 #include "schedules/stage_split.h"
 #include "schedules/validation.h"
 #include "src/model/model_config.h"
@@ -22,6 +23,7 @@ struct Settings {
   Grid grid;
   Partition partition;
   Pipeline pipeline;                     ///< one flush: n_ranks = grid.pp
+  PipelineBuffers buffers;          ///< what waits between its stages
   std::optional<ScheduleKind> schedule;  ///< that the pipeline was made by; none: a file
   std::vector<Range> stage_layers;       ///< by stage, together all_layers(model)
   bool recompute_blocks = false;         ///< a block keeps its input alone; changes no bit

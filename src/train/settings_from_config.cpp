@@ -171,6 +171,7 @@ Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool ha
                                      .minimum = o.loss_scale_min};
   }
   settings.bucket_bytes = config.distributed.bucket_bytes;
+  settings.zero_stage = resolve_zero_stage(loaded);
   settings.threads_per_rank = static_cast<int>(config.distributed.threads_per_rank);
   settings.seed = static_cast<std::uint64_t>(config.training.seed);
   settings.recompute_blocks = config.optimization.gradient_checkpointing == "block";

@@ -11,17 +11,34 @@ namespace llm {
 using test::load;
 using test::refusal;
 
-TEST_CASE("one rank runs under every strategy, more under ddp, pp and 3d") {
+TEST_CASE("one rank runs under every strategy, more under ddp, zero, pp and 3d") {
   for (const std::string strategy : {"ddp", "fsdp", "zero", "tp", "pp", "3d"}) {
     const LoadedConfig loaded = load("distributed: {parallel_strategy: " + strategy + "}");
     CHECK(resolve_grid(loaded, 1) == RankGrid{1, 1, 1});
-    const bool works = strategy == "ddp" || strategy == "pp" || strategy == "3d";
+    const bool works = strategy != "fsdp" && strategy != "tp";
     CHECK(refusal([&] { resolve_grid(loaded, 2); }) ==
           (works ? "accepted"
                  : "c.yaml:1:34: distributed.parallel_strategy: " + strategy +
-                       " on 2 ranks is not in this version; write parallel_strategy: ddp or pp, or "
+                       " on 2 ranks is not in this version; write parallel_strategy: ddp, zero or pp, or "
                        "start one rank"));
   }
+}
+
+TEST_CASE("zero shares out optimizer state unless told more, and any grid can") {
+  const auto stage = [](const std::string& fields) {
+    return resolve_zero_stage(load("distributed: {" + fields + "}"));
+  };
+  CHECK(stage("parallel_strategy: ddp") == 0);
+  CHECK(stage("parallel_strategy: zero") == 1);
+  CHECK(stage("parallel_strategy: zero, zero_stage: 2") == 2);
+  CHECK(stage("parallel_strategy: ddp, zero_stage: 1") == 1);
+  CHECK(stage("parallel_strategy: pp, pp_size: 2, zero_stage: 1") == 1);
+  CHECK(refusal([&] { stage("parallel_strategy: zero, zero_stage: 0"); }) ==
+        "c.yaml:1:52: distributed.zero_stage: 0 shares out nothing, but parallel_strategy is zero; "
+        "write zero_stage: 1, or parallel_strategy: ddp");
+  CHECK(refusal([&] { stage("parallel_strategy: fsdp, zero_stage: 1"); }) ==
+        "c.yaml:1:52: distributed.zero_stage: 1 under parallel_strategy: fsdp, which is zero_stage "
+        "3; remove the field, or write parallel_strategy: zero");
 }
 
 TEST_CASE("pipelines are all ranks, or pp_size of them, and data-parallel ranks are the rest") {

@@ -392,8 +392,8 @@ TEST_CASE("what this version does not do is refused with what to write") {
        "needs no file; remove the field"},
       {"distributed: {device: cuda}",
        "c.yaml:1:23: distributed.device: cuda is not in this version; write device: cpu"},
-      {"distributed: {zero_stage: 1}",
-       "c.yaml:1:27: distributed.zero_stage: 1 is not in this version; write zero_stage: 0"},
+      {"distributed: {zero_stage: 3}",
+       "c.yaml:1:27: distributed.zero_stage: 3 is not in this version; write zero_stage: 2"},
       {"distributed: {expert_parallel: true}",
        "c.yaml:1:32: distributed.expert_parallel: true is not in this version; write "
        "expert_parallel: false"},

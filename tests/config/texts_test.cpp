@@ -54,11 +54,12 @@ TEST_CASE("an explanation holds all that the table says") {
   CHECK(
       explain("distributed.zero_stage") ==
       "distributed.zero_stage\n"
-      "  What is sharded: 1 optimizer state, 2 gradients too, 3 parameters too; null means 0 under "
-      "ddp, 1 under zero, 3 under fsdp.\n"
+      "  What data-parallel ranks share out: 1 optimizer state, 2 gradients too once they are "
+      "summed, 3 parameters too; null means 1 under zero, 3 under fsdp, 0 otherwise. Never changes "
+      "the numbers.\n"
       "  type: integer or null, 0 to 3\n"
       "  default: null\n"
-      "  status: only 0 in this version: write zero_stage: 0\n"
+      "  status: only 0, 1, 2 in this version: write zero_stage: 2\n"
       "  set by: distributed.zero_stage=VALUE, LLM_DISTRIBUTED__ZERO_STAGE\n");
   CHECK(explain("optimization.num_workers") ==
         "optimization.num_workers\n"
