@@ -25,6 +25,7 @@ GradientReducer::GradientReducer(Loop& loop, Queue& queue, Plan plan, Group& gro
       gradients_(flat_gradients),
       out_(std::move(out)),
       grads_ready_(loop, WaitName("grads_ready", "stage"), buckets.size()) {
+  const CollectiveForm form = best_form(group.size());
   std::int64_t scratch_elements = 0;
   for (std::int64_t b = plan.lane; b < n_buckets_; b += plan.n_lanes) {
     const Bucket& bucket = buckets[static_cast<std::size_t>(b)];
@@ -36,7 +37,6 @@ GradientReducer::GradientReducer(Loop& loop, Queue& queue, Plan plan, Group& gro
       sums.in_place = in_place_plan(shape, in_place_elements);
       continue;
     }
-    const CollectiveForm form = best_form(group.size(), bucket.flat.size());
     sums.scatter = reduce_scatter_plan(form, shape);
     sums.gather = all_gather_plan(form, shape);
     scratch_elements = std::max(scratch_elements, sums.scatter.scratch_elements);
@@ -84,8 +84,8 @@ std::int64_t reducer_scratch_bytes(const std::vector<Bucket>& buckets, GroupPlac
   for (std::size_t b = static_cast<std::size_t>(lane); b < buckets.size();
        b += static_cast<std::size_t>(n_lanes)) {
     const CollectiveShape shape = shape_of(buckets[b], place);
-    const CollectiveForm form = best_form(place.n_ranks, buckets[b].flat.size());
-    elements = std::max(elements, reduce_scatter_plan(form, shape).scratch_elements);
+    elements =
+        std::max(elements, reduce_scatter_plan(best_form(place.n_ranks), shape).scratch_elements);
   }
   return elements * 4;
 }

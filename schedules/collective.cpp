@@ -23,7 +23,7 @@ void check_shape(CollectiveForm form, const CollectiveShape& shape) {
   CHECK_CONTRACT(shape.cuts.size() == static_cast<std::size_t>(shape.n_ranks) + 1,
                  "a vector has as many pieces as the group has ranks");
   CHECK_CONTRACT(std::is_sorted(shape.cuts.begin(), shape.cuts.end()), "cuts ascend");
-  CHECK_CONTRACT(form != CollectiveForm::recursive || is_power_of_two(shape.n_ranks),
+  CHECK_CONTRACT(form == CollectiveForm::direct || is_power_of_two(shape.n_ranks),
                  "the recursive form wants a power of two");
 }
 
@@ -59,19 +59,13 @@ int tree_additions(int first, int last, int self, std::vector<Addition>& additio
   return into;
 }
 
-/// What `rank` sums in the one round of the direct and the whole form.
-Range summed_by(CollectiveForm form, const CollectiveShape& shape, int rank) {
-  return form == CollectiveForm::whole ? pieces(shape, 0, shape.n_ranks)
-                                       : pieces(shape, rank, rank + 1);
-}
-
-ReduceRound one_round(CollectiveForm form, const CollectiveShape& shape) {
+ReduceRound direct_round(const CollectiveShape& shape) {
   ReduceRound round;
-  round.kept = summed_by(form, shape, shape.rank);
+  round.kept = pieces(shape, shape.rank, shape.rank + 1);
   for (int i = 1; i < shape.n_ranks;
        ++i) {  // each starts with its neighbour, so that no one is hit by all
     const int peer = (shape.rank + i) % shape.n_ranks;
-    round.sends.push_back({peer, summed_by(form, shape, peer)});
+    round.sends.push_back({peer, pieces(shape, peer, peer + 1)});
   }
   for (int peer = 0; peer < shape.n_ranks; ++peer) {
     if (peer != shape.rank) round.receives.push_back({peer, round.kept});
@@ -99,7 +93,6 @@ std::vector<std::int64_t> even_cuts(std::int64_t n_elements, int n_ranks, std::i
 }
 
 int piece_of_rank(CollectiveForm form, int rank, int n_ranks) {
-  CHECK_CONTRACT(form != CollectiveForm::whole, "the whole form has no pieces");
   if (form == CollectiveForm::direct) return rank;
   return static_cast<int>(held_pieces(rank, n_ranks, log2_of(n_ranks)).begin);
 }
@@ -107,15 +100,11 @@ int piece_of_rank(CollectiveForm form, int rank, int n_ranks) {
 ReduceScatterPlan reduce_scatter_plan(CollectiveForm form, const CollectiveShape& shape) {
   check_shape(form, shape);
   ReduceScatterPlan plan;
-  if (form == CollectiveForm::recursive) {
-    const int piece = piece_of_rank(form, shape.rank, shape.n_ranks);
-    plan.owned = pieces(shape, piece, piece + 1);
-  } else {
-    plan.owned = summed_by(form, shape, shape.rank);
-  }
+  const int piece = piece_of_rank(form, shape.rank, shape.n_ranks);
+  plan.owned = pieces(shape, piece, piece + 1);
   if (shape.n_ranks == 1) return plan;
-  if (form != CollectiveForm::recursive) {
-    plan.rounds.push_back(one_round(form, shape));
+  if (form == CollectiveForm::direct) {
+    plan.rounds.push_back(direct_round(shape));
   } else {
     for (int n = 0; n < log2_of(shape.n_ranks); ++n) {
       const int peer = shape.rank ^ (1 << n);
@@ -137,7 +126,7 @@ ReduceScatterPlan reduce_scatter_plan(CollectiveForm form, const CollectiveShape
 std::vector<GatherRound> all_gather_plan(CollectiveForm form, const CollectiveShape& shape) {
   check_shape(form, shape);
   std::vector<GatherRound> rounds;
-  if (shape.n_ranks == 1 || form == CollectiveForm::whole) return rounds;
+  if (shape.n_ranks == 1) return rounds;
   if (form == CollectiveForm::direct) {
     GatherRound round;
     for (int i = 1; i < shape.n_ranks; ++i) {
@@ -196,10 +185,7 @@ std::vector<GatherRound> broadcast_plan(int rank, int n_ranks, int root, std::in
   return rounds;
 }
 
-CollectiveForm best_form(int n_ranks, std::int64_t n_elements) {
-  // 256 KB: 128 KB more to add up take some 10 us, a hop over TCP more.
-  constexpr std::int64_t whole_elements_max = 65536;
-  if (n_ranks == 2 && n_elements <= whole_elements_max) return CollectiveForm::whole;
+CollectiveForm best_form(int n_ranks) {
   return n_ranks > 2 && is_power_of_two(n_ranks) ? CollectiveForm::recursive
                                                  : CollectiveForm::direct;
 }

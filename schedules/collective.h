@@ -6,15 +6,13 @@
 
 namespace llm {
 
-/// Forms of the same sums over ranks, with the same bits: the value of ranks [a, b) is
+/// Two forms of the same sums over ranks, with the same bits: the value of ranks [a, b) is
 /// value[a, mid) + value[mid, b) with mid = a + (b - a) / 2.
 ///   direct     any number of ranks, one round: each rank sends each owner its piece
 ///   recursive  powers of two, log2(n) rounds at distance 1, 2, 4, ...: halves the vector each
 ///   time, so
 ///              near neighbours carry most; piece k then belongs to the rank with k's bits reversed
-///   whole      each rank sends everything to all and adds up everything: one hop, and nothing to
-///              gather; between two ranks no more bytes than the others
-enum class CollectiveForm : std::uint8_t { direct, recursive, whole };
+enum class CollectiveForm : std::uint8_t { direct, recursive };
 
 /// A vector of cuts.back() elements in n_ranks pieces, piece k = [cuts[k], cuts[k + 1]); pieces may
 /// be empty.
@@ -27,8 +25,7 @@ struct CollectiveShape {
 /// n_ranks pieces as equal as `grain` allows: all bounds but the last are multiples of it.
 std::vector<std::int64_t> even_cuts(std::int64_t n_elements, int n_ranks, std::int64_t grain);
 
-/// The piece that `rank` owns after a reduce-scatter and gives to an all-gather; not for the whole
-/// form, where every rank owns all.
+/// The piece that `rank` owns after a reduce-scatter and gives to an all-gather.
 int piece_of_rank(CollectiveForm form, int rank, int n_ranks);
 
 /// `range` of the vector goes to, or comes from, `peer` (an index in the group).
@@ -46,9 +43,8 @@ struct Addition {
   bool operator==(const Addition&) const = default;
 };
 
-/// Sends go out and receives come into scratch at once; when all are in (and out, where the whole
-/// form sends what it sums), the additions run in order. Every receive has the range `kept`:
-/// receive i lies in scratch at i * kept.size().
+/// Sends go out and receives come into scratch at once; when all are in, the additions run in
+/// order. Every receive has the range `kept`: receive i lies in scratch at i * kept.size().
 struct ReduceRound {
   std::vector<Transfer> sends;
   std::vector<Transfer> receives;
@@ -89,9 +85,7 @@ std::vector<Range> segments_of(Range range, std::int64_t elements);
 /// round may be empty.
 std::vector<GatherRound> broadcast_plan(int rank, int n_ranks, int root, std::int64_t n_elements);
 
-/// For a reduce-scatter and the all-gather after it: whole between two ranks where a hop takes
-/// longer than the additions that the direct form saves; recursive where it is possible (a power of
-/// two above 2); direct elsewhere.
-CollectiveForm best_form(int n_ranks, std::int64_t n_elements);
+/// Recursive where it is possible (a power of two above 2), direct elsewhere.
+CollectiveForm best_form(int n_ranks);
 
 }  // namespace llm

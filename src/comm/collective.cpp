@@ -1,6 +1,5 @@
 #include "src/comm/collective.h"
 
-#include <algorithm>
 #include <deque>
 #include <string>
 
@@ -42,13 +41,6 @@ struct InFlight {
   std::deque<Event> received;
   std::deque<Event> sent;
 };
-
-/// Whether the additions change what is being sent.
-bool sends_what_it_keeps(const ReduceRound& round) {
-  return std::any_of(round.sends.begin(), round.sends.end(), [&round](const Transfer& to) {
-    return to.range.begin < round.kept.end && round.kept.begin < to.range.end;
-  });
-}
 
 void enqueue_additions(Queue& queue, const ReduceRound& round, const MutView& vector,
                        const MutView& scratch) {
@@ -165,10 +157,6 @@ Task<> reduce_scatter(Group& group, Queue& queue, const ReduceScatterPlan& plan,
     }
     for (const Transfer& to : round.sends) flight.send(to, id, header, range_of(vector, to.range));
     for (Event& event : flight.received) co_await event;
-    if (sends_what_it_keeps(round)) {
-      for (Event& event : flight.sent) co_await event;
-      flight.sent.clear();
-    }
     if (!round.kept.empty()) {
       enqueue_additions(queue, round, vector, scratch);
       Event added(group.transport.loop(), wait_added, id.index);

@@ -136,6 +136,7 @@ StepTraffic step_traffic(const Settings& s, int rank) {
     traffic.n_tensor_messages += 2 * static_cast<std::int64_t>(buckets.size()) * (dp - 1);
     return traffic;
   }
+  const CollectiveForm form = best_form(dp);
   const auto count = [&](const std::vector<Transfer>& sends) {
     for (const Transfer& send : sends) {
       if (send.range.empty()) continue;
@@ -146,7 +147,6 @@ StepTraffic step_traffic(const Settings& s, int rank) {
   for (const Bucket& bucket : buckets) {
     const CollectiveShape shape{place.dp, dp,
                                 even_cuts(bucket.flat.size(), dp, FlatLayout::alignment_elements)};
-    const CollectiveForm form = best_form(dp, bucket.flat.size());
     for (const ReduceRound& round : reduce_scatter_plan(form, shape).rounds) count(round.sends);
     for (const GatherRound& round : all_gather_plan(form, shape)) count(round.sends);
   }

@@ -152,8 +152,8 @@ struct Reduction {
   Reduction(Transport& transport, const std::vector<int>& ranks, std::int64_t n)
       : group(transport, ranks),
         shape{group.index, group.size(), even_cuts(n, group.size(), 4096)},
-        reduce(reduce_scatter_plan(best_form(group.size(), n), shape)),
-        gather(all_gather_plan(best_form(group.size(), n), shape)),
+        reduce(reduce_scatter_plan(best_form(group.size()), shape)),
+        gather(all_gather_plan(best_form(group.size()), shape)),
         values(static_cast<std::size_t>(n), 1.0f),
         scratch(static_cast<std::size_t>(reduce.scratch_elements)) {}
   Group group;

@@ -360,37 +360,9 @@ TEST_CASE("a shape that cannot be is refused") {
   CHECK_THROWS_AS(broadcast_plan(0, 2, 2, 1), ContractBroken);
 }
 
-TEST_CASE("the whole form leaves the tree sum of everything on every rank after one round") {
-  for (int n_ranks = 1; n_ranks <= most_ranks; ++n_ranks) {
-    for (const Cuts& cuts : shapes_for(n_ranks)) {
-      const auto plans = plans_of(n_ranks, cuts, CollectiveForm::whole, reduce_scatter_plan);
-      Vectors vectors = own_values(n_ranks, cuts.back());
-      carry_out(plans, vectors);
-      const std::vector<float> sums = tree_sums(n_ranks, cuts.back());
-      REQUIRE(vectors == Vectors(static_cast<std::size_t>(n_ranks), sums));
-      REQUIRE(plans.front().rounds.size() == (n_ranks == 1 ? 0 : 1));
-      REQUIRE(plans.front().owned == Range{0, cuts.back()});
-      BothEnds ends;
-      for (int rank = 0; rank < n_ranks; ++rank) {
-        add_traffic(ends, rank, plans[static_cast<std::size_t>(rank)].rounds);
-        REQUIRE(all_gather_plan(CollectiveForm::whole, {rank, n_ranks, cuts}).empty());
-      }
-      REQUIRE(ends.sends == ends.receives);
-      REQUIRE(elements_sent(ends) == n_ranks * (n_ranks - 1) * cuts.back());
-    }
-  }
-  CHECK_THROWS_AS(piece_of_rank(CollectiveForm::whole, 0, 2), ContractBroken);
-}
-
-TEST_CASE(
-    "the best form is whole for two ranks' short vectors, recursive for powers of two above") {
+TEST_CASE("the best form is recursive for powers of two above two alone") {
   for (int n = 1; n <= 16; ++n) {
-    for (const std::int64_t n_elements : {0, 1, 65536, 65537, 1 << 30}) {
-      const bool whole = n == 2 && n_elements <= 65536;
-      const bool recursive = n > 2 && is_power_of_two(n);
-      CHECK(best_form(n, n_elements) == (whole       ? CollectiveForm::whole
-                                         : recursive ? CollectiveForm::recursive
-                                                     : CollectiveForm::direct));
-    }
+    const bool recursive = n > 2 && is_power_of_two(n);
+    CHECK((best_form(n) == CollectiveForm::recursive) == recursive);
   }
 }
