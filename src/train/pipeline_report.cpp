@@ -104,10 +104,23 @@ std::string clock_text(const Settings& s) {
   return text + "\n";
 }
 
+/// What is left of the bubble with any number of microbatches: ranks wait for the busiest.
+double least_bubble(const Settings& s, const PipelineCosts& costs) {
+  std::vector<double> of_ranks(static_cast<std::size_t>(s.pipeline.n_ranks));
+  for (int stage = 0; stage < s.pipeline.n_stages(); ++stage) {
+    const ActionCosts& c = costs.by_stage[static_cast<std::size_t>(stage)];
+    of_ranks[static_cast<std::size_t>(s.pipeline.place_of(stage).rank)] += c.forward + c.backward;
+  }
+  const double together = std::accumulate(of_ranks.begin(), of_ranks.end(), 0.0);
+  const double busiest = *std::max_element(of_ranks.begin(), of_ranks.end());
+  return 1 - together / (busiest * static_cast<double>(of_ranks.size()));
+}
+
 /// The least number of microbatches above today's with a bubble that is small enough; 0: none.
 int better_n_microbatches(const Settings& s) {
   if (!s.schedule) return 0;
   const PipelineCosts costs = pipeline_costs(s);
+  if (least_bubble(s, costs) >= bubble_max) return 0;
   PipelineShape shape{.n_ranks = s.pipeline.n_ranks, .n_chunks = s.pipeline.n_chunks};
   // At 20 % of waiting a pipeline of p equal stages has about 4 p microbatches.
   const int n_max = s.pipeline.n_microbatches + 8 * s.pipeline.n_ranks;

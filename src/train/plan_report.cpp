@@ -82,10 +82,14 @@ std::string schedule_text(const Settings& s) {
 
 /// Of the last pipeline, since the last data-parallel rank receives most.
 int fullest_rank(const Settings& s) {
-  int fullest = s.grid.n_ranks() - 1;
+  int fullest = 0;
+  std::int64_t most = 0;
   for (int pp = 0; pp < s.grid.pp; ++pp) {
     const int rank = rank_at(s.grid, {.dp = s.grid.dp - 1, .pp = pp, .tp = 0});
-    if (sum_of(memory_ledger(s, rank)) > sum_of(memory_ledger(s, fullest))) fullest = rank;
+    const std::int64_t n_bytes = sum_of(memory_ledger(s, rank));
+    if (n_bytes <= most) continue;
+    most = n_bytes;
+    fullest = rank;
   }
   return fullest;
 }
