@@ -154,6 +154,17 @@ MutView ModelState::gradient(const OwnedPiece& piece) const {
   return part(flat_gradients(0), piece.flat_begin, {piece.elements.size()});
 }
 
+void ModelState::discard_gradients(std::size_t bucket) const {
+  const Range whole = layout_.buckets[bucket].flat;
+  const Range own = shard_.flat[bucket];
+  const Storage& sums = gradients_.front();
+  sums.discard(f32_bytes(whole.begin), f32_bytes(own.begin - whole.begin));
+  sums.discard(f32_bytes(own.end), f32_bytes(whole.end - own.end));
+  for (std::size_t i = 1; i < gradients_.size(); ++i) {
+    gradients_[i].discard(f32_bytes(whole.begin), f32_bytes(whole.size()));
+  }
+}
+
 MutView ModelState::rounded(const OwnedPiece& piece) const {
   if (masters_.n_bytes() == 0) return {};
   return compute_view(piece.tensor, piece.elements.begin, {piece.elements.size()});

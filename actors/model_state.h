@@ -126,6 +126,9 @@ class ModelState {
     const Storage& gradients = gradients_[static_cast<std::size_t>(buffer)];
     return gradients.view(Dtype::f32, {layout_.n_elements});
   }
+  /// Gives back the memory of a bucket's gradients but for the owned piece of the sum (ZeRO 2).
+  /// They are written from scratch by the next step.
+  void discard_gradients(std::size_t bucket) const;
   int n_gradient_buffers() const { return static_cast<int>(gradients_.size()); }
   /// Of gradient buffer 0, where it is shared.
   SharedHandle gradients_handle() const { return gradients_.front().handle(); }

@@ -1,6 +1,7 @@
 #include "tensor/storage.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -53,6 +54,19 @@ Storage Storage::shared(std::int64_t n_bytes) {
   storage.n_bytes_ = n_bytes;
   bytes_in_use += n_bytes;
   return storage;
+}
+
+void Storage::discard(std::int64_t byte_begin, std::int64_t n_bytes) const {
+  CHECK_CONTRACT(byte_begin >= 0 && n_bytes >= 0 && byte_begin + n_bytes <= n_bytes_,
+                 "what is discarded lies inside its storage");
+  static const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin =
+      reinterpret_cast<std::uintptr_t>(bytes_.get()) + static_cast<std::uintptr_t>(byte_begin);
+  const std::uintptr_t first = (begin + page - 1) / page * page;
+  const std::uintptr_t end = (begin + static_cast<std::uintptr_t>(n_bytes)) / page * page;
+  if (first >= end) return;
+  const bool is_shared = bytes_.get_deleter().is_shared;
+  madvise(reinterpret_cast<void*>(first), end - first, is_shared ? MADV_REMOVE : MADV_DONTNEED);
 }
 
 MutView Storage::view(Dtype dtype, Shape shape, std::int64_t byte_begin) const {

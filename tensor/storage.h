@@ -23,6 +23,9 @@ class Storage {
   SharedHandle handle() const { return shared_.handle(); }
   std::int64_t n_bytes() const { return n_bytes_; }
   Device device() const { return device_; }
+  /// Gives the whole pages within these bytes back to the system: they read as zero from now on,
+  /// and take memory again when they are written. The rest stays as it is.
+  void discard(std::int64_t byte_begin, std::int64_t n_bytes) const;
   /// Elements from `byte_begin` on, which must be aligned for `dtype` and lie inside.
   MutView view(Dtype dtype, Shape shape, std::int64_t byte_begin = 0) const;
 

@@ -51,8 +51,8 @@ Task<> exchange_handles(Group& group, CollectiveId id, std::vector<SharedHandle>
 enum class SumGoes : std::uint8_t { to_all, to_its_rank };
 
 /// Carries `plan` out on elements `whole` of the vectors: afterwards they hold the sum over the
-/// group, on every rank or each piece on its own. Nobody writes to them from the call to the end on any rank but this.
-/// The same bits as a reduce-scatter and an all-gather.
+/// group, on every rank or each piece on its own. Nobody writes to them from the call to the end on
+/// any rank but this. The same bits as a reduce-scatter and an all-gather.
 Task<> sum_in_place(Group& group, Queue& queue, const InPlacePlan& plan, CollectiveId id,
                     const GroupVectors& vectors, Range whole, SumGoes goes = SumGoes::to_all);
 

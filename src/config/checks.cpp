@@ -82,9 +82,10 @@ RankGrid resolve_grid(const LoadedConfig& loaded, std::int64_t n_ranks) {
   if (n_ranks > 1 && strategy != "ddp" && strategy != "zero" && strategy != "pp" &&
       strategy != "3d") {
     refuse(place_of(loaded, {"distributed.parallel_strategy"}), "distributed.parallel_strategy",
-           fmt::format("{} on {} ranks is not in this version; write parallel_strategy: ddp, zero or pp, "
-                       "or start one rank",
-                       strategy, n_ranks));
+           fmt::format(
+               "{} on {} ranks is not in this version; write parallel_strategy: ddp, zero or pp, "
+               "or start one rank",
+               strategy, n_ranks));
   }
   if (d.tp_size > 1) {
     refuse(

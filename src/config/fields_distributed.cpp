@@ -88,9 +88,10 @@ void shard_fields(Rows<DistributedConfig>& rows) {
 std::vector<Field> distributed_fields() {
   using D = DistributedConfig;
   Rows<D> rows("distributed", &Config::distributed);
-  rows.add("parallel_strategy", &D::parallel_strategy,
-           "How ranks share the work. More than one rank needs ddp, zero, pp or 3d (with tp_size 1) "
-           "in this version; one rank runs under each with the same bits.")
+  rows.add(
+          "parallel_strategy", &D::parallel_strategy,
+          "How ranks share the work. More than one rank needs ddp, zero, pp or 3d (with tp_size 1) "
+          "in this version; one rank runs under each with the same bits.")
       .of({"ddp", "fsdp", "zero", "tp", "pp", "3d"});
   rows.add("tp_size", &D::tp_size,
            "Tensor-parallel ranks; 0 means all ranks under tp and 1 otherwise.")

@@ -111,8 +111,8 @@ DecoderCompute::Plan compute_plan(const Settings& settings, int rank) {
   plan.recompute = settings.recompute_blocks ? Recompute::block : Recompute::none;
   plan.splits_backwards = peak_split_backwards(schedule_of(settings, rank)) > 0;
   // One more than the schedule needs: while it is on its way from the first stage.
-  plan.n_pending_leaves = settings.buffers.embedding_gradients +
-                          (settings.pipeline.n_ranks > 1 ? 1 : 0);
+  plan.n_pending_leaves =
+      settings.buffers.embedding_gradients + (settings.pipeline.n_ranks > 1 ? 1 : 0);
   return plan;
 }
 

@@ -23,7 +23,7 @@ struct Settings {
   Grid grid;
   Partition partition;
   Pipeline pipeline;                     ///< one flush: n_ranks = grid.pp
-  PipelineBuffers buffers;          ///< what waits between its stages
+  PipelineBuffers buffers;               ///< what waits between its stages
   std::optional<ScheduleKind> schedule;  ///< that the pipeline was made by; none: a file
   std::vector<Range> stage_layers;       ///< by stage, together all_layers(model)
   bool recompute_blocks = false;         ///< a block keeps its input alone; changes no bit

@@ -64,6 +64,16 @@ Port<StepFacts> Trainer::facts_to_all() {
   });
 }
 
+Port<Ready> Trainer::to_optimizer() {
+  return Port<Ready>([this](std::int64_t key, Ready ready) {
+    const auto n_buckets = static_cast<std::int64_t>(state_.layout().buckets.size());
+    if (settings_.zero_stage >= 2) {
+      state_.discard_gradients(static_cast<std::size_t>(key % n_buckets));
+    }
+    optimizer_->reduced().put(key, ready);
+  });
+}
+
 void Trainer::make_reducers() {
   for (int lane = 0; lane < settings_.n_reducer_lanes; ++lane) {
     GradientReducer::Plan plan{.lane = lane,
@@ -76,7 +86,7 @@ void Trainer::make_reducers() {
     plan.piece_cuts = piece_cuts(settings_, state_.layout());
     reducers_.push_back(std::make_unique<GradientReducer>(
         loop_, reductions_, std::move(plan), data_parallel_, state_.layout().buckets,
-        state_.flat_gradients(0), GradientReducer::Outbox{port_to(optimizer_->reduced())}));
+        state_.flat_gradients(0), GradientReducer::Outbox{to_optimizer()}));
   }
 }
 

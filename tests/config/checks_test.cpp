@@ -19,7 +19,8 @@ TEST_CASE("one rank runs under every strategy, more under ddp, zero, pp and 3d")
     CHECK(refusal([&] { resolve_grid(loaded, 2); }) ==
           (works ? "accepted"
                  : "c.yaml:1:34: distributed.parallel_strategy: " + strategy +
-                       " on 2 ranks is not in this version; write parallel_strategy: ddp, zero or pp, or "
+                       " on 2 ranks is not in this version; write parallel_strategy: ddp, zero or "
+                       "pp, or "
                        "start one rank"));
   }
 }

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstdint>
+#include <fstream>
 
 #include "src/base/error.h"
 #include "tensor/storage.h"
@@ -66,4 +68,37 @@ TEST_CASE("an arena hands out aligned parts that do not overlap and takes them b
   CHECK(arena.take(Dtype::u8, {1}).data() == b.data());
   CHECK(arena.peak_bytes() == 256);
   CHECK(arena.n_bytes() == 256);
+}
+
+namespace {
+
+/// Pages of this process that are in memory.
+std::int64_t resident_pages() {
+  std::ifstream file("/proc/self/statm");
+  std::int64_t total = 0;
+  std::int64_t resident = 0;
+  file >> total >> resident;
+  return resident;
+}
+
+}  // namespace
+
+TEST_CASE("discarded bytes read as zero and take no memory, and their neighbours stay") {
+  constexpr std::int64_t n = 32 << 20;
+  for (const bool is_shared : {false, true}) {
+    const Storage storage = is_shared ? Storage::shared(n) : Storage(n);
+    auto* const bytes = storage.view(Dtype::u8, {n}).as<std::uint8_t>();
+    std::fill_n(bytes, n, std::uint8_t{7});
+    const std::int64_t before = resident_pages();
+    storage.discard(100, n - 300);
+    CHECK(before - resident_pages() > 7000);  // of 8,192
+    CHECK(std::count(bytes, bytes + 100, 7) == 100);
+    CHECK(std::count(bytes + n - 200, bytes + n, 7) == 200);
+    CHECK(bytes[n / 2] == 0);
+    bytes[n / 2] = 9;
+    CHECK(bytes[n / 2] == 9);
+    storage.discard(5, 3);  // less than a page: nothing
+    CHECK(bytes[6] == 7);
+    CHECK_THROWS_AS(storage.discard(n - 1, 2), ContractBroken);
+  }
 }
