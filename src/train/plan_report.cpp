@@ -1,6 +1,7 @@
 #include "src/train/plan_report.h"
 
 #include <fmt/format.h>
+#include <map>
 #include "actors/gradient_reducer.h"
 #include "actors/optimizer_shard.h"
 #include "schedules/collective.h"
@@ -124,6 +125,27 @@ std::string batch_text(const Settings& s) {
       s.partition.n_microbatches(), s.tokens_per_step());
 }
 
+/// What the data-parallel ranks of this grid could share out, side by side.
+std::string sharing_table(const Settings& s) {
+  std::string text = fmt::format("zero_stage  {:>13} {:>13} {:>13} {:>13} {:>13} {:>13}\n",
+                                 "weights", "gradients", "moments", "activations", "other", "sum");
+  for (const int zero_stage : {0, 1, 2}) {
+    Settings other = s;
+    other.zero_stage = zero_stage;
+    const std::vector<LedgerEntry> ledger = memory_ledger(other, fullest_rank(other));
+    std::map<LedgerKind, std::int64_t> by_kind;
+    for (const LedgerEntry& entry : ledger) by_kind[entry.kind] += entry.n_bytes;
+    text += fmt::format("  {:<9} {:>13} {:>13} {:>13} {:>13} {:>13} {:>13}{}\n", zero_stage,
+                        mib(by_kind[LedgerKind::weights]), mib(by_kind[LedgerKind::gradients]),
+                        mib(by_kind[LedgerKind::moments]), mib(by_kind[LedgerKind::activations]),
+                        mib(by_kind[LedgerKind::other]), mib(sum_of(ledger)),
+                        zero_stage == s.zero_stage ? "  this one" : "");
+  }
+  return text +
+         "  zero_stage 2 gives gradients back once they are summed: less until the next "
+         "backward\n";
+}
+
 }  // namespace
 
 std::string plan_text(const Settings& s, std::int64_t ranks_per_node) {
@@ -145,6 +167,7 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node) {
   text += "bytes per rank\n";
   if (s.grid.pp > 1) text += fmt::format("  rank {}, which holds most\n", fullest);
   text += ledger_table(memory_ledger(s, fullest));
+  if (s.grid.dp > 1) text += sharing_table(s);
   text += "messages per step\n";
   if (s.shares_memory && s.grid.dp > 1) {
     text += "  gradients are added up where they lie, in memory that all ranks map\n";

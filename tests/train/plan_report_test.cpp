@@ -127,6 +127,35 @@ TEST_CASE("the plan's messages and bytes of a step are what each rank sends") {
   }
 }
 
+TEST_CASE("the plan shows what sharing out saves, and moments are a rank's part of it") {
+  Settings settings = parity_settings(parity_gpt2(), 4, {1}, 1, 1);
+  settings.model.compute = Dtype::bf16;
+  settings.bucket_bytes = 1 << 20;
+  set_pipeline(settings);
+  settings.zero_stage = 1;
+  const std::string text = plan_text(settings, 1);
+  CHECK(text.find("zero_stage        weights") != std::string::npos);
+  CHECK(text.find("AdamW moments of 1/4") != std::string::npos);
+  CHECK(text.find("masters (f32) of 1/4") != std::string::npos);
+  const auto state_bytes = [&](int zero_stage) {
+    settings.zero_stage = zero_stage;
+    std::int64_t most = 0;
+    for (int rank = 0; rank < 4; ++rank) {
+      std::int64_t bytes = 0;
+      for (const LedgerEntry& entry : memory_ledger(settings, rank)) {
+        const bool is_state =
+            entry.kind == LedgerKind::moments || entry.what.find("masters") != std::string::npos;
+        bytes += is_state ? entry.n_bytes : 0;
+      }
+      most = std::max(most, bytes);
+    }
+    return static_cast<double>(most);
+  };
+  // Tensors here are of a chunk or less: pieces are as equal as whole tensors allow.
+  CHECK(state_bytes(1) < 0.4 * state_bytes(0));
+  CHECK(state_bytes(2) == state_bytes(1));
+}
+
 TEST_CASE("a reduction sends 2 (D - 1) / D of the gradient, whatever the cut of the buckets") {
   for (const int dp : {1, 2, 3, 4, 8}) {
     Settings settings = parity_settings(parity_llama(), dp, {1}, 1, 1);
