@@ -66,8 +66,10 @@ std::string rank_table(const Settings& s) {
     std::int64_t sum = 0;
     text += fmt::format("  {:<6}", pp);
     for (const LedgerKind kind : {weights, gradients, moments, activations, other}) {
-      sum += bytes_of(ledger, kind);
-      text += fmt::format("{:>{}}", column(bytes_of(ledger, kind)), kind == activations ? 14 : 12);
+      std::int64_t n_bytes = bytes_of(ledger, kind);
+      if (kind == other) n_bytes += bytes_of(ledger, threads);
+      sum += n_bytes;
+      text += fmt::format("{:>{}}", column(n_bytes), kind == activations ? 14 : 12);
     }
     const int peak = peak_activations(s.pipeline.schedules[static_cast<std::size_t>(pp)]);
     text += fmt::format("{:>12}  {} microbatch{}{}\n", column(sum), peak, peak == 1 ? "" : "es",

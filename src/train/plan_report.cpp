@@ -138,8 +138,8 @@ std::string sharing_table(const Settings& s) {
     text += fmt::format("  {:<9} {:>13} {:>13} {:>13} {:>13} {:>13} {:>13}{}\n", zero_stage,
                         mib(by_kind[LedgerKind::weights]), mib(by_kind[LedgerKind::gradients]),
                         mib(by_kind[LedgerKind::moments]), mib(by_kind[LedgerKind::activations]),
-                        mib(by_kind[LedgerKind::other]), mib(sum_of(ledger)),
-                        zero_stage == s.zero_stage ? "  this one" : "");
+                        mib(by_kind[LedgerKind::other] + by_kind[LedgerKind::threads]),
+                        mib(sum_of(ledger)), zero_stage == s.zero_stage ? "  this one" : "");
   }
   return text +
          "  zero_stage 2 gives gradients back once they are summed: less until the next "

@@ -7,7 +7,8 @@
 
 namespace llm {
 
-enum class LedgerKind : std::uint8_t { weights, gradients, moments, activations, other };
+/// `threads` is what ops take for themselves, of which oneDNN's own is not known.
+enum class LedgerKind : std::uint8_t { weights, gradients, moments, activations, other, threads };
 
 /// One line of a rank's memory: what for, and how many bytes.
 struct LedgerEntry {
@@ -17,9 +18,10 @@ struct LedgerEntry {
 };
 
 /// Everything `rank` allocates for a run, exactly as it will be: parameters, the accumulation
-/// tree's gradient buffers, moments, activations, scratch, receives, samples. The libraries' own
-/// memory and the program itself are not in it. Ranks differ by their stages and by what they
-/// receive at a time; of those with one stage the last one receives most.
+/// tree's gradient buffers, moments, activations, scratch, receives, samples; and at most what ops
+/// take for themselves. The libraries' own memory and the program itself are not in it. Ranks
+/// differ by their stages and by what they receive at a time; of those with one stage the last one
+/// receives most.
 std::vector<LedgerEntry> memory_ledger(const Settings& settings, int rank);
 
 /// What one data-parallel rank sends in a step.

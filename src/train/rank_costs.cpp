@@ -7,6 +7,8 @@
 #include "src/train/plan_report.h"
 #include "src/train/rank_plan.h"
 #include "tensor/ops/adamw.h"
+#include "tensor/ops/attention.h"
+#include "tensor/ops/linear.h"
 
 namespace llm {
 namespace {
@@ -76,6 +78,32 @@ void add_activations(std::vector<LedgerEntry>& ledger, const Settings& s, int ra
   add(ledger, LedgerKind::other, "table of positions", position_table_bytes(s.model));
 }
 
+/// What the rank's products and attention take beside their operands.
+std::int64_t op_bytes(const Settings& s, int rank) {
+  const ModelConfig& m = s.model;
+  const std::int64_t batch = compute_plan(s, rank).largest_microbatch;
+  const std::int64_t n = batch * s.seq_len;
+  std::vector<OpScratch> products{linear_scratch(m.compute, n, m.hidden_size, m.qkv_width()),
+                                  linear_scratch(m.compute, n, m.hidden_size, m.hidden_size),
+                                  linear_scratch(m.compute, n, m.hidden_size, m.intermediate_size),
+                                  linear_scratch(m.compute, n, m.intermediate_size, m.hidden_size)};
+  if (reads_labels(s, rank)) {
+    const std::int64_t n_rows = std::min(n, head_chunk_rows(m));
+    products.push_back(linear_scratch(m.compute, n_rows, m.hidden_size, m.vocab_size));
+  }
+  OpScratch most = attention_scratch(m.compute, {.batch = batch,
+                                                 .seq_len = s.seq_len,
+                                                 .n_heads = m.n_heads,
+                                                 .n_kv_heads = m.n_kv_heads,
+                                                 .head_dim = m.head_dim()});
+  std::int64_t of_product = 0;
+  for (const OpScratch& product : products) {
+    most.shared_bytes = std::max(most.shared_bytes, product.shared_bytes);
+    of_product = std::max(of_product, product.thread_bytes);
+  }
+  return most.shared_bytes + s.threads_per_rank * (most.thread_bytes + of_product);
+}
+
 }  // namespace
 
 std::vector<LedgerEntry> memory_ledger(const Settings& s, int rank) {
@@ -89,6 +117,7 @@ std::vector<LedgerEntry> memory_ledger(const Settings& s, int rank) {
   }
   const int n_halves = (reads_tokens(s, rank) ? 1 : 0) + (reads_labels(s, rank) ? 1 : 0);
   add(ledger, LedgerKind::other, "tokens and labels", n_halves * samples * s.seq_len * 4);
+  add(ledger, LedgerKind::threads, "scratch of ops", op_bytes(s, rank));
   return ledger;
 }
 

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <string>
 
+#include "tensor/ops/scratch.h"
 #include "tensor/storage.h"
 #include "tests/parity/world.h"
 
@@ -11,9 +12,22 @@ using namespace llm;
 
 namespace {
 
+/// Of what a rank's Storages hold; ops' scratch is counted apart.
 std::int64_t planned_bytes(const Settings& settings, int rank) {
   std::int64_t total = 0;
-  for (const LedgerEntry& entry : memory_ledger(settings, rank)) total += entry.n_bytes;
+  for (const LedgerEntry& entry : memory_ledger(settings, rank)) {
+    total += entry.kind == LedgerKind::threads ? 0 : entry.n_bytes;
+  }
+  return total;
+}
+
+std::int64_t planned_scratch(const Settings& settings) {
+  std::int64_t total = 0;
+  for (int rank = 0; rank < settings.grid.n_ranks(); ++rank) {
+    for (const LedgerEntry& entry : memory_ledger(settings, rank)) {
+      total += entry.kind == LedgerKind::threads ? entry.n_bytes : 0;
+    }
+  }
   return total;
 }
 
@@ -91,10 +105,13 @@ TEST_CASE("the plan's bytes of a rank are what its actors hold, to the byte") {
   for (const Settings& settings : many_settings()) {
     INFO(plan_text(settings, 1));
     const std::int64_t before = storage_bytes_in_use();
+    const std::int64_t scratch_before = op_scratch_bytes();
+    restart_op_scratch_peak();
     {
       World world(settings, random_run(settings));
       world.run();
       CHECK(storage_bytes_in_use() - before == planned_bytes_of_all(settings));
+      CHECK(op_scratch_peak_bytes() - scratch_before <= planned_scratch(settings));
     }
     CHECK(storage_bytes_in_use() == before);
   }
