@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include "src/base/error.h"
 #include "src/base/file.h"
+#include "src/base/utf8.h"
 #include "src/comm/mpi/mpi_transport.h"
 #include "src/comm/mpi/shared_ranks.h"
 #include "src/config/checks.h"
@@ -145,42 +146,6 @@ void save_final(const Start& start, const FinalWeights& weights) {
   }
 }
 
-/// How many bytes the UTF-8 character at `at` takes; 0 where the bytes are none.
-std::size_t utf8_length(const std::string& text, std::size_t at) {
-  const auto byte = static_cast<unsigned char>(text[at]);
-  const std::size_t n = byte < 0x80    ? 1
-                        : byte >= 0xF0 ? 4
-                        : byte >= 0xE0 ? 3
-                        : byte >= 0xC2 ? 2
-                                       : 0;
-  if (n == 0 || byte > 0xF4 || at + n > text.size()) return 0;
-  for (std::size_t i = 1; i < n; ++i) {
-    if ((static_cast<unsigned char>(text[at + i]) & 0xC0) != 0x80) return 0;
-  }
-  return n;
-}
-
-/// Text that a terminal shows as it is meant: indented, without control characters and broken
-/// UTF-8.
-std::string shown(const std::string& text) {
-  std::string out = "  ";
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t n = utf8_length(text, at);
-    const auto byte = static_cast<unsigned char>(text[at]);
-    if (text[at] == '\n') {
-      out += "\n  ";
-    } else if (n == 0) {
-      out += "\xEF\xBF\xBD";  // U+FFFD
-    } else if (byte < 0x20 || byte == 0x7F) {
-      out += ' ';
-    } else {
-      out += text.substr(at, n);
-    }
-    at += n == 0 ? 1 : n;
-  }
-  return out;
-}
-
 std::string sample_of(const Start& start, const DataSet& data, const Decoder& decoder,
                       const AllValues& values) {
   const GenerateOptions options{.seed = start.settings.seed, .window = start.settings.seq_len};
@@ -303,7 +268,7 @@ class Run {
       const bool quiet = start_.loaded.config.logging.progress == "off";
       if (!quiet && !stopped) {
         progress_->say("sample:\n" +
-                       shown(sample_of(start_, data_, trainer.decoder(), weights.values)));
+                       shown_text(sample_of(start_, data_, trainer.decoder(), weights.values)));
       }
       if (!quiet) {
         progress_->say(

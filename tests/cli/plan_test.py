@@ -82,10 +82,15 @@ class Plans(program.ProgramTest):
         units = text.split("units\n")[1].split("buckets ")[0].splitlines()[1:]
         counts = [int(re.search(r" (\d+) +[0-9.]+ MiB$", line).group(1)) for line in units]
         self.assertEqual((len(counts), sum(counts)), (14, n))
-        memory = text.split("bytes per rank\n")[1].split("messages")[0].splitlines()
+        memory = text.split("bytes per rank\n")[1].split("zero_stage ")[0].splitlines()
         rows = [(line[:50].strip(), float(re.search(MIB, line).group(1))) for line in memory]
         self.assertEqual(rows[-1][0], "sum")
         self.assertAlmostEqual(sum(size for _, size in rows[:-1]), rows[-1][1], delta=0.01 * len(rows))
+        sharing = text.split("zero_stage ")[1].splitlines()[1:4]
+        sums = [float(re.findall(MIB, line)[-1]) for line in sharing]
+        self.assertAlmostEqual(sums[0], rows[-1][1], delta=0.01)
+        self.assertTrue(sums[0] > sums[1] == sums[2], sharing)
+        self.assertIn("this one", sharing[0])
         for part in ["parameters", "accumulation tree", "AdamW moments", "activations", "receives"]:
             self.assertTrue(any(part in name for name, _ in rows), part)
 

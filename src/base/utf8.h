@@ -1,0 +1,16 @@
+#pragma once
+#include <string>
+#include <string_view>
+
+namespace llm {
+
+/// How many bytes the UTF-8 character that begins at `at` takes, by the Unicode standard's table of
+/// well-formed sequences; 0 where the bytes are none (an overlong form, half of a surrogate, a
+/// value above U+10FFFF, a sequence cut short).
+std::size_t utf8_length(std::string_view text, std::size_t at);
+
+/// Text that a terminal shows as it is meant: each line indented by two spaces, without control
+/// characters; what is no UTF-8 becomes U+FFFD.
+std::string shown_text(std::string_view text);
+
+}  // namespace llm
