@@ -107,6 +107,11 @@ Task<> DecoderCompute::acquire(std::int64_t step, std::int64_t layer) {
   if (parameters_ != nullptr) co_await parameters_->acquire(step, layer);
 }
 
+Task<> DecoderCompute::acquire_head(At at) {
+  const std::int64_t head = head_layer(decoder_.config());
+  if (has(at.chunk, head)) co_await acquire(at.step, head);
+}
+
 Task<MutView> DecoderCompute::forward(At at, const Microbatch& microbatch, View input) {
   const bool recompute = plan_.recompute == Recompute::block;
   InFlight& flight = in_flight_[{at.chunk, at.m}];
@@ -166,9 +171,7 @@ void DecoderCompute::embed_backward(const Pass& p, const At& at, const Microbatc
 Task<> DecoderCompute::backward(At at, const Microbatch& microbatch, MutView grad, LossSum& loss) {
   InFlight& flight = in_flight(at);
   const Pass p = pass(flight.batch, flight.first_sample, at.step, true);
-  if (has(at.chunk, head_layer(decoder_.config()))) {
-    co_await acquire(at.step, head_layer(decoder_.config()));
-  }
+  co_await acquire_head(at);
   head_backward(p, at, microbatch, grad, loss);
   const Range blocks = blocks_of(at.chunk);
   for (std::int64_t layer = blocks.end - 1; layer >= blocks.begin; --layer) {
@@ -192,9 +195,7 @@ Task<> DecoderCompute::backward(At at, const Microbatch& microbatch, MutView gra
 Task<> DecoderCompute::backward_input(At at, const Microbatch& microbatch, MutView grad,
                                       LossSum& loss) {
   InFlight& flight = in_flight(at);
-  if (has(at.chunk, head_layer(decoder_.config()))) {
-    co_await acquire(at.step, head_layer(decoder_.config()));
-  }
+  co_await acquire_head(at);
   flight.deltas = take(free_deltas_, delta_bytes_);
   const Pass p = pass(flight.batch, flight.first_sample, at.step, true);
   head_backward(p, at, microbatch, grad, loss);

@@ -73,6 +73,7 @@ class DecoderCompute : public StageCompute {
                      LossSum& loss);
   void embed_backward(const Pass& p, const At& at, const Microbatch& microbatch, MutView grad);
   Task<> acquire(std::int64_t step, std::int64_t layer);
+  Task<> acquire_head(At at);
   void accumulate(std::int64_t layer, int m, GradientPart part);
   void complete(std::int64_t layer, int m, GradientPart part = GradientPart::all);
   static Arena take(std::vector<Arena>& free, std::int64_t n_bytes);

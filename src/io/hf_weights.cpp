@@ -136,14 +136,19 @@ void from_logical(const HfPiece& piece, View logical, MutView internal) {
 void write_hf_weights(const std::filesystem::path& folder,
                       const std::vector<ParameterSpec>& parameters, std::span<const View> values) {
   CHECK_CONTRACT(values.size() == parameters.size(), "each parameter has its values");
+  write_hf_weights(folder, parameters, [&values](std::size_t i) { return values[i]; });
+}
+
+void write_hf_weights(const std::filesystem::path& folder,
+                      const std::vector<ParameterSpec>& parameters,
+                      const std::function<View(std::size_t)>& value_of) {
   std::vector<SafetensorsOutput> outputs;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     for (const HfPiece& piece : parameters[i].pieces) {
-      outputs.push_back({piece.name, Dtype::f32, piece.shape,
-                         [&piece, whole = values[i]](std::span<std::byte> bytes) {
-                           to_logical(piece, whole,
-                                      MutView(bytes.data(), Dtype::f32, {n_elements(piece)}));
-                         }});
+      outputs.push_back(
+          {piece.name, Dtype::f32, piece.shape, [&piece, &value_of, i](std::span<std::byte> bytes) {
+             to_logical(piece, value_of(i), MutView(bytes.data(), Dtype::f32, {n_elements(piece)}));
+           }});
     }
   }
   write_safetensors(folder / "model.safetensors", std::move(outputs));

@@ -1,5 +1,6 @@
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -22,6 +23,11 @@ void from_logical(const HfPiece& piece, View logical, MutView internal);
 /// shape; a tied head is stored once. `values` holds one whole internal tensor for each parameter.
 void write_hf_weights(const std::filesystem::path& folder,
                       const std::vector<ParameterSpec>& parameters, std::span<const View> values);
+/// The same where not all values are at hand: `value_of(i)` is called for each piece of parameter i
+/// when it is to be written, in the order of the file, and its view is read before the next call.
+void write_hf_weights(const std::filesystem::path& folder,
+                      const std::vector<ParameterSpec>& parameters,
+                      const std::function<View(std::size_t)>& value_of);
 
 /// Fills `values` (one whole internal tensor a parameter) from a file that write_hf_weights wrote,
 /// or another of the same names and shapes in F32. Throws DataError naming the tensor that is

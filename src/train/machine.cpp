@@ -1,5 +1,7 @@
 #include "src/train/machine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "src/rt/clock.h"
@@ -7,6 +9,10 @@
 #include "tensor/storage.h"
 
 namespace llm {
+
+std::int64_t machine_memory_bytes() {
+  return std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+}
 
 double measure_matmul_flops(Dtype dtype) {
   constexpr std::int64_t n =

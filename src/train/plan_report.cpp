@@ -146,9 +146,29 @@ std::string sharing_table(const Settings& s) {
          "backward\n";
 }
 
+std::string recommendation(const Settings& s, std::int64_t ranks_per_node,
+                           std::int64_t node_bytes) {
+  const std::int64_t n_ranks = std::min<std::int64_t>(ranks_per_node, s.grid.n_ranks());
+  const std::int64_t rank_bytes = node_bytes / n_ranks;
+  std::string text =
+      fmt::format("memory   {} on a node, {} for each of its {} rank{}: ", mib(node_bytes),
+                  mib(rank_bytes), n_ranks, n_ranks == 1 ? "" : "s");
+  // The peak of 2 is that of 1.
+  for (const int zero_stage : {0, 1}) {
+    Settings other = s;
+    other.zero_stage = zero_stage;
+    if (sum_of(memory_ledger(other, fullest_rank(other))) > rank_bytes) continue;
+    return text + fmt::format("zero_stage {} fits\n", zero_stage);
+  }
+  return text +
+         "no zero_stage fits; lower training.batch_size or cut it by "
+         "distributed.pp_n_microbatches, "
+         "or start more ranks in pipelines (parallel_strategy: pp)\n";
+}
+
 }  // namespace
 
-std::string plan_text(const Settings& s, std::int64_t ranks_per_node) {
+std::string plan_text(const Settings& s, std::int64_t ranks_per_node, std::int64_t node_bytes) {
   const std::int64_t n_ranks = s.grid.n_ranks();
   const std::int64_t n_nodes = (n_ranks + ranks_per_node - 1) / ranks_per_node;
   std::string text = fmt::format("grid     [dp {}][pp {}][tp {}]: {} rank{} on {} node{} of {}\n",
@@ -178,6 +198,7 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node) {
         fmt::format("  rank {:<4} sends {} tensor messages, {}, and {} control messages\n", rank,
                     traffic.n_tensor_messages, mib(traffic.n_bytes), traffic.n_control_messages);
   }
+  if (node_bytes > 0) text += recommendation(s, ranks_per_node, node_bytes);
   return text;
 }
 

@@ -40,7 +40,9 @@ StepTraffic step_traffic(const Settings& settings, int rank);
 std::string out_of_memory_text(const Settings& settings, int rank, std::int64_t bytes_asked_for,
                                std::int64_t bytes_held);
 
-/// The text of `llm-train --plan`.
-std::string plan_text(const Settings& settings, std::int64_t ranks_per_node);
+/// The text of `llm-train --plan`; with the memory of a node it ends with the cheapest zero_stage
+/// that fits there.
+std::string plan_text(const Settings& settings, std::int64_t ranks_per_node,
+                      std::int64_t node_bytes = 0);
 
 }  // namespace llm

@@ -2,8 +2,8 @@
 #include "actors/decoder_compute.h"
 #include "actors/stage.h"
 #include "schedules/collective.h"
+#include "src/train/masters.h"
 #include "src/train/settings.h"
-#include "src/train/whole_model.h"
 
 namespace llm {
 

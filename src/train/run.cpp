@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <span>
 
@@ -25,6 +26,7 @@
 #include "src/train/run_dir.h"
 #include "src/train/settings_from_config.h"
 #include "src/train/trainer.h"
+#include "src/train/whole_model.h"
 #include "tensor/ops/matmul.h"
 #include "tensor/storage.h"
 
@@ -120,30 +122,24 @@ std::string start_line(const MpiSession& session, const Settings& s) {
       s.tokens_per_step(), s.n_steps);
 }
 
-/// Whole parameters as they are written, and as the model's ops read them.
-struct FinalWeights {
-  std::vector<View> parameters;
-  AllValues values;
-};
+/// A parameter's whole f32 values, by its canonical index; good until the next call.
+using ValueOf = std::function<View(std::size_t)>;
 
-FinalWeights weights_of(const ModelState& state) {
-  FinalWeights weights;
-  for (std::size_t i = 0; i < state.specs().size(); ++i) {
-    weights.parameters.push_back(state.parameter(i));
-  }
-  const Range layers = all_layers(state.config());
-  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
-    weights.values.push_back(state.values(layer));
-  }
-  return weights;
-}
-
-void save_final(const Start& start, const FinalWeights& weights) {
+void save_final(const Start& start, const ValueOf& value_of) {
   const std::filesystem::path folder(start.run_dir);
-  write_hf_weights(folder, parameters(start.settings.model), weights.parameters);
+  write_hf_weights(folder, parameters(start.settings.model), value_of);
   if (const auto json = hf_config_json(start.settings.model)) {
     write_file_atomically(folder / "config.json", *json);
   }
+}
+
+AllValues values_of(const ModelState& state) {
+  AllValues values;
+  const Range layers = all_layers(state.config());
+  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
+    values.push_back(state.values(layer));
+  }
+  return values;
 }
 
 std::string sample_of(const Start& start, const DataSet& data, const Decoder& decoder,
@@ -251,24 +247,15 @@ class Run {
 
   int finish(Loop& loop, Trainer& trainer) {
     const bool stopped = trainer.stopped();
-    std::optional<WholeModel> whole;
-    if (start_.settings.grid.pp > 1 || start_.settings.zero_stage > 0) {
-      if (session_.rank() == 0) whole.emplace(start_.settings.model);
-      loop.spawn("gather_parameters", trainer.gather_parameters(whole ? &*whole : nullptr));
-      loop.run();
-    }
+    const bool has_all = start_.settings.grid.pp == 1 && start_.settings.zero_stage == 0;
     if (session_.rank() == 0) {
-      FinalWeights weights;
-      if (whole) {
-        weights = {whole->parameters(), whole->values()};
-      } else {
-        weights = weights_of(trainer.state());
-      }
-      save_final(start_, weights);
       const bool quiet = start_.loaded.config.logging.progress == "off";
-      if (!quiet && !stopped) {
-        progress_->say("sample:\n" +
-                       shown_text(sample_of(start_, data_, trainer.decoder(), weights.values)));
+      const bool says_sample = !quiet && !stopped;
+      if (has_all) {
+        save_final(start_, [&trainer](std::size_t i) { return trainer.state().parameter(i); });
+        if (says_sample) say_sample(trainer.decoder(), values_of(trainer.state()));
+      } else {
+        save_from_all(loop, trainer, says_sample);
       }
       if (!quiet) {
         progress_->say(
@@ -277,8 +264,42 @@ class Run {
                         stopped ? "stopped by a signal after" : "done:", trainer.n_steps_done(),
                         start_.settings.n_steps, start_.run_dir));
       }
+    } else if (!has_all && trainer.master_server() != nullptr) {
+      loop.spawn("master_server", trainer.master_server()->run());
+      loop.run();
     }
     return static_cast<int>(stopped ? ExitCode::stopped : ExitCode::ok);
+  }
+
+  void say_sample(const Decoder& decoder, const AllValues& values) {
+    progress_->say("sample:\n" + shown_text(sample_of(start_, data_, decoder, values)));
+  }
+
+  /// Rank 0, where ranks own a part of the weights each.
+  void save_from_all(Loop& loop, Trainer& trainer, bool says_sample) {
+    MasterFetcher& fetcher = trainer.master_fetcher();
+    const ValueOf fetch = [&loop, &fetcher](std::size_t canonical) {
+      loop.spawn("master_fetcher", fetcher.fetch(canonical));
+      loop.run();
+      return fetcher.parameter();
+    };
+    save_final(start_, fetch);
+    // Text needs the whole model on this rank, which may have no room for it.
+    constexpr std::int64_t most_parameters = std::int64_t{1} << 26;
+    const std::int64_t n = n_parameters(start_.settings.model);
+    if (says_sample && n <= most_parameters) {
+      WholeModel whole(start_.settings.model);
+      const std::size_t n_tensors = parameters(start_.settings.model).size();
+      for (std::size_t i = 0; i < n_tensors; ++i) {
+        const View value = fetch(i);
+        std::memcpy(whole.parameter(i).data(), value.data(),
+                    static_cast<std::size_t>(value.n_bytes()));
+      }
+      say_sample(trainer.decoder(), whole.values());
+    } else if (says_sample) {
+      progress_->say("no sample: the model's parts are on several ranks");
+    }
+    fetcher.end();
   }
 
   MpiSession& session_;
@@ -300,7 +321,7 @@ std::string plan_run(const RunRequest& request, std::int64_t n_ranks, std::int64
   if (n_samples > 0 || loaded.config.data.steps_per_epoch) {
     set_length(settings, length_of(loaded, settings, n_samples, n_samples > 0 ? 1 : 0));
   }
-  return text + plan_text(settings, ranks_per_node);
+  return text + plan_text(settings, ranks_per_node, machine_memory_bytes());
 }
 
 int run_training(MpiSession& session, const RunRequest& request) {

@@ -6,7 +6,12 @@ namespace llm {
 namespace {
 
 /// Control channels: who a control message is for.
-enum Channel : int { channel_loss = 1, channel_validation_loss, channel_step_facts };
+enum Channel : int {
+  channel_loss = 1,
+  channel_validation_loss,
+  channel_step_facts,
+  channel_master_request
+};
 
 // Tags of tensor messages: one a bucket in flight. A multiple of the number of lanes, so that two
 // lanes never use one tag at a time.
@@ -98,9 +103,26 @@ std::vector<std::vector<std::size_t>> Trainer::parameters_by_rank() const {
   return by_rank;
 }
 
-Task<> Trainer::gather_parameters(WholeModel* whole) {
-  co_await llm::gather_parameters(transport_, parameter_tag, master_pieces(settings_), state_,
-                                  whole);
+void Trainer::make_master_server() {
+  if (transport_.rank() == 0) return;
+  for (MasterPieces& source : master_pieces(settings_)) {
+    if (source.rank != transport_.rank()) continue;
+    master_server_ =
+        std::make_unique<MasterServer>(transport_, parameter_tag, std::move(source), state_);
+    control_.connect(channel_master_request, master_server_->requests());
+  }
+}
+
+MasterFetcher& Trainer::master_fetcher() {
+  if (!master_fetcher_) {
+    master_fetcher_ =
+        std::make_unique<MasterFetcher>(control_, transport_,
+                                        MasterFetcher::Plan{.sources = master_pieces(settings_),
+                                                            .tag = parameter_tag,
+                                                            .channel = channel_master_request},
+                                        state_);
+  }
+  return *master_fetcher_;
 }
 
 void Trainer::make_metrics() {
@@ -233,6 +255,7 @@ void Trainer::connect() {
   make_reducers();
   make_stage();
   make_feeds();
+  make_master_server();
 }
 
 void Trainer::trace_compute(Trace& trace) {

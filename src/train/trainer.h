@@ -17,8 +17,8 @@
 #include "src/comm/queue_poller.h"
 #include "src/comm/transport.h"
 #include "src/model/decoder.h"
+#include "src/train/masters.h"
 #include "src/train/settings.h"
-#include "src/train/whole_model.h"
 
 namespace llm {
 
@@ -43,9 +43,10 @@ class Trainer {
   /// Puts the compute queues' ops on rows of their own.
   void trace_compute(Trace& trace);
   ModelState& state() { return state_; }
-  /// Brings all parameters to rank 0, where `whole` is set, after the loop has ended: spawn it on
-  /// every rank and run the loop again.
-  Task<> gather_parameters(WholeModel* whole);
+  /// Where ranks own a part of the weights each, after the loop has ended: the servers' run() is
+  /// spawned on every rank but 0 that has one, and the loop runs again; rank 0 fetches.
+  MasterServer* master_server() { return master_server_.get(); }
+  MasterFetcher& master_fetcher();
   const Decoder& decoder() const { return decoder_; }
   Queue& compute() { return compute_; }
   /// Whether the run ended because a stop was agreed on. Known once the loop has ended.
@@ -61,6 +62,7 @@ class Trainer {
   void make_gatherer();
   void make_stage();
   void make_feeds();
+  void make_master_server();
   void make_reducers();
   void connect();
 
@@ -92,7 +94,9 @@ class Trainer {
   std::unique_ptr<OptimizerShard> optimizer_;
   std::unique_ptr<DataFeed> data_feed_;
   std::unique_ptr<ValidationFeed> validation_feed_;
-  std::unique_ptr<Metrics> metrics_;  // rank 0
+  std::unique_ptr<Metrics> metrics_;             // rank 0
+  std::unique_ptr<MasterServer> master_server_;  // where rank 0 lacks what this rank owns
+  std::unique_ptr<MasterFetcher> master_fetcher_;
 };
 
 }  // namespace llm

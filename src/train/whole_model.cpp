@@ -1,15 +1,9 @@
 #include "src/train/whole_model.h"
 
-#include "src/rt/event.h"
 #include "tensor/ops/elementwise.h"
+#include "tensor/queue.h"
 
 namespace llm {
-namespace {
-
-const WaitName wait_parameter{"parameter", "its owner"};
-
-}  // namespace
-
 WholeModel::WholeModel(const ModelConfig& config)
     : config_(config), specs_(llm::parameters(config)), storage_(n_parameters(config) * 4) {
   std::int64_t begin = 0;
@@ -42,36 +36,6 @@ std::vector<Values> WholeModel::values() {
     by_layer.push_back(layer_values(uses, layer, views));
   }
   return by_layer;
-}
-
-Task<> gather_parameters(Transport& transport, int tag, std::vector<MasterPieces> sources,
-                         const ModelState& state, WholeModel* whole) {
-  constexpr int root = 0;
-  for (const MasterPieces& source : sources) {
-    const bool is_own = source.rank == transport.rank();
-    if (!is_own && whole == nullptr) continue;
-    std::int32_t n = 0;
-    for (const MasterPieces::Piece& piece : source.pieces) {
-      const Range elements = piece.owned.elements;
-      const Header header(MessageKind::parameter, 0, n, 0);
-      Event done(transport.loop(), wait_parameter, n++);
-      if (whole == nullptr) {
-        transport.send(root, tag, header, state.master(piece.owned), done);
-        co_await done;
-        continue;
-      }
-      const MutView into =
-          part(whole->parameter(piece.canonical), elements.begin, {elements.size()});
-      if (is_own) {
-        Queue queue;
-        copy(queue, state.master(piece.owned), into);
-        queue.finish();
-        continue;
-      }
-      transport.receive(source.rank, tag, header, into, done);
-      co_await done;
-    }
-  }
 }
 
 }  // namespace llm

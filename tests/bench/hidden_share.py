@@ -7,7 +7,8 @@ nodes, or in two network namespaces with a shaped link: on shared memory a reduc
 goes to STEP_BENCH; the default is the 10M model, batch 8 of 256 tokens, f32.
 
 A reducer is busy from a bucket's grads_ready to its sum. Hidden is what of the busy time of all reducers together falls into
-the stage's backward; the rest is exposed: nothing computes meanwhile."""
+the stage's backward; the rest is exposed: nothing computes meanwhile. Under zero=1 or 2 the gatherer of parameters is busy too,
+from a bucket's update to its gather, and a second line says what of all that falls into ops of the compute queue."""
 import json
 import os
 import pathlib
@@ -42,15 +43,27 @@ def rows_of(events):
     return {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
 
 
-def busy_spans(events):
-    """Of all reducers: between two waits for grads_ready."""
+def busy_spans(events, actor="gradient_reducer", message="grads_ready"):
+    """Of all actors of that name: between two waits for their message."""
     rows = rows_of(events)
     spans = []
-    for row in (tid for tid, name in rows.items() if name.startswith("gradient_reducer")):
+    for row in (tid for tid, name in rows.items() if name.startswith(actor)):
         waits = sorted((e["ts"], e["ts"] + e["dur"]) for e in events
-                       if e["ph"] == "X" and e["tid"] == row and e["name"] == "grads_ready")
+                       if e["ph"] == "X" and e["tid"] == row and e["name"] == message)
         spans += [(one[1], following[0]) for one, following in zip(waits, waits[1:])]
     return spans
+
+
+def hidden_behind_ops(events):
+    """Busy time of reducers and gatherer together, and what of it falls into ops, a step, after the warm ones."""
+    rows = rows_of(events)
+    begins = sorted(e["ts"] for e in events if e["ph"] == "X" and e["name"] == "B" and rows[e["tid"]] == "stage")
+    first, last, n_steps = begins[WARM_STEPS], begins[-1], len(begins) - 1 - WARM_STEPS
+    busy = union(busy_spans(events) + busy_spans(events, "parameter_gatherer", "updated"))
+    busy = [(b, e) for b, e in busy if first <= b < last]
+    ops = union((e["ts"], e["ts"] + e["dur"]) for e in events
+                if e["ph"] == "X" and e.get("cat") == "op" and rows[e["tid"]] == "compute queue")
+    return length(busy) / n_steps, overlap(busy, ops) / n_steps
 
 
 def steps_of(events):
@@ -83,6 +96,10 @@ def main():
         backward = statistics.median(length([span]) for span, _ in steps)
         print(f"rank {rank}: backward {backward / 1e3:.1f} ms, reduction {reduction / 1e3:.1f} ms, hidden "
               f"{hidden / 1e3:.1f} ms: share {hidden / reduction:.3f}   medians of {len(steps)} steps", flush=True)
+        if any(argument in ("zero=1", "zero=2") for argument in arguments):
+            busy, behind = hidden_behind_ops(events)
+            print(f"rank {rank}: reductions and gathers {busy / 1e3:.1f} ms a step, behind ops {behind / 1e3:.1f} ms: share "
+                  f"{behind / busy:.3f}", flush=True)
 
 
 main()

@@ -173,6 +173,23 @@ TEST_CASE("the plan shows what sharing out saves, and moments are a rank's part 
   CHECK(state_bytes(2) == state_bytes(1));
 }
 
+TEST_CASE(
+    "the plan ends with the least sharing that fits a node's memory, or says what else helps") {
+  Settings settings = parity_settings(parity_gpt2(), 4, {1}, 1, 1);
+  const auto last_line = [&](std::int64_t node_bytes) {
+    const std::string text = plan_text(settings, 2, node_bytes);
+    return text.substr(text.rfind('\n', text.size() - 2) + 1);
+  };
+  CHECK(last_line(64 << 20) ==
+        "memory   64.00 MiB on a node, 32.00 MiB for each of its 2 ranks: zero_stage 0 fits\n");
+  std::int64_t plain = 0;
+  for (const LedgerEntry& entry : memory_ledger(settings, 3)) plain += entry.n_bytes;
+  CHECK(last_line(2 * plain).ends_with("ranks: zero_stage 0 fits\n"));
+  CHECK(last_line(2 * plain - 2).ends_with("ranks: zero_stage 1 fits\n"));
+  CHECK(last_line(1 << 16).find("no zero_stage fits; lower training.batch_size") !=
+        std::string::npos);
+}
+
 TEST_CASE("a reduction sends 2 (D - 1) / D of the gradient, whatever the cut of the buckets") {
   for (const int dp : {1, 2, 3, 4, 8}) {
     Settings settings = parity_settings(parity_llama(), dp, {1}, 1, 1);
