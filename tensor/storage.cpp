@@ -35,9 +35,12 @@ Storage::Storage(std::int64_t n_bytes, Device device) : n_bytes_(n_bytes), devic
   CHECK_CONTRACT(device == Device::cpu, "only CPU memory is here");
   const std::int64_t size = std::max(rounded(n_bytes), alignment);
   const std::int64_t boundary = size < 4 * huge_page ? alignment : huge_page;
-  bytes_ = {std::aligned_alloc(static_cast<std::size_t>(boundary), static_cast<std::size_t>(size)),
-            Free{n_bytes, false}};
-  if (!bytes_) throw OutOfMemory(size);
+  // Unlike aligned_alloc, for sizes that are no multiple of the boundary.
+  void* bytes = nullptr;
+  if (posix_memalign(&bytes, static_cast<std::size_t>(boundary), static_cast<std::size_t>(size))) {
+    throw OutOfMemory(size);
+  }
+  bytes_ = {bytes, Free{n_bytes, false}};
   // Whole pages only, so that no memory is held but what was asked for. A kernel without them
   // refuses, which changes nothing.
   if (boundary == huge_page) {
