@@ -38,14 +38,14 @@ class Pipelines(program.ProgramTest):
     def test_every_schedule_runs_where_sends_are_synchronous(self):
         self.train("one", *DEEP)
         for schedule in SCHEDULES:
-            self.train(schedule, *DEEP, *by(schedule), ranks=3, env={"LD_PRELOAD": SYNC_SEND})
+            self.train(schedule, *DEEP, *by(schedule), ranks=3, preload=SYNC_SEND)
             self.check_same(schedule)
 
     def test_tensors_above_the_eager_limit_move_where_sends_are_synchronous(self):
         wide = [*DEEP, "model.hidden_size=128", "training.max_steps=2"]  # 32 KiB of activations a sample
         self.train("one", *wide)
         for schedule in SCHEDULES:
-            self.train(schedule, *wide, *by(schedule), ranks=2, env={"LD_PRELOAD": SYNC_SEND})
+            self.train(schedule, *wide, *by(schedule), ranks=2, preload=SYNC_SEND)
             self.check_same(schedule)
 
     def test_data_parallel_pipelines_have_the_bits_of_data_parallel_ranks(self):

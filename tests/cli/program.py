@@ -47,13 +47,15 @@ class ProgramTest(unittest.TestCase):
         self.environment = kept | {"HOME": str(self.folder), "XDG_CACHE_HOME": str(self.folder / "cache"),
                                    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
-    def command(self, arguments, ranks=0):
+    def command(self, arguments, ranks=0, preload=""):
         launcher = MPIRUN + ["-n", str(ranks)] if ranks else []
+        if preload:  # under the ranks, not under mpirun
+            launcher += ["-x", f"LD_PRELOAD={preload}"]
         return launcher + [str(PROGRAM), *map(str, arguments)]
 
-    def start(self, *arguments, ranks=0, env=None):
+    def start(self, *arguments, ranks=0, env=None, preload=""):
         """A running process of its own process group, ended at the end of the test."""
-        process = subprocess.Popen(self.command(arguments, ranks), cwd=self.folder, text=True, stdin=subprocess.DEVNULL,
+        process = subprocess.Popen(self.command(arguments, ranks, preload), cwd=self.folder, text=True, stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment | (env or {}),
                                    start_new_session=True)
         process.begin = time.monotonic()
@@ -70,14 +72,14 @@ class ProgramTest(unittest.TestCase):
         out, err = process.communicate(timeout=timeout)
         return Done(process.returncode, out, err, time.monotonic() - process.begin)
 
-    def llm_train(self, *arguments, ranks=0, env=None, timeout=60):
-        return self.finish(self.start(*arguments, ranks=ranks, env=env), timeout)
+    def llm_train(self, *arguments, ranks=0, env=None, timeout=60, preload=""):
+        return self.finish(self.start(*arguments, ranks=ranks, env=env, preload=preload), timeout)
 
-    def train(self, run_dir, *arguments, ranks=0, env=None, timeout=60):
+    def train(self, run_dir, *arguments, ranks=0, env=None, timeout=60, preload=""):
         """A tiny run that has to succeed, on `text()` unless the arguments name other data."""
         data = [] if any("dataset_path" in a for a in arguments) else [f"data.dataset_path={self.text()}"]
         done = self.llm_train(*TINY, *data, f"logging.run_dir={run_dir}", *arguments, ranks=ranks, env=env,
-                              timeout=timeout)
+                              timeout=timeout, preload=preload)
         self.assertEqual(done.code, 0, done)
         self.assertEqual(done.causes(), [], done)
         return done

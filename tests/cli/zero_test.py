@@ -35,7 +35,7 @@ class Zero(program.ProgramTest):
 
     def test_zero_runs_where_sends_are_synchronous(self):
         self.train("ddp", *FIELDS, ranks=3)
-        self.train("zero", *FIELDS, *zero(1), ranks=3, env={"LD_PRELOAD": SYNC_SEND})
+        self.train("zero", *FIELDS, *zero(1), ranks=3, preload=SYNC_SEND)
         self.check_same("zero", "ddp")
 
     def test_zero_inside_of_data_parallel_pipelines_has_their_bits(self):
