@@ -244,3 +244,22 @@ TEST_CASE("a tied embedding's gradient is that of both its uses, summed over dat
   for (std::size_t i = 0; i < both[0].size(); ++i) both[0][i] += two.gradients.back()[i];
   CHECK(relative_distance({one.gradients.front()}, both) <= 1e-6);
 }
+
+TEST_CASE(
+    "two stages of two microbatches: one rank's loss, gradients and norm, recomputed or not") {
+  for (const bool tied : {true, false}) {
+    const Settings one = flushes_of(deep(parity_gpt2(0.1f), tied), 1, 2, 1);
+    const Outcome expected = run_world(one);
+    for (const bool recompute : {false, true}) {
+      for (const NamedChoice& named : every_schedule(2)) {
+        INFO(named.name);
+        Settings settings = in_pipeline(one, named.choice);
+        settings.recompute_blocks = recompute;
+        const Outcome two = run_world(settings);
+        CHECK(two.losses == expected.losses);
+        CHECK(difference(two.gradients, expected.gradients) == "");
+        CHECK(two.reports.back().grad_norm == expected.reports.back().grad_norm);
+      }
+    }
+  }
+}
