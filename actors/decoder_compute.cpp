@@ -168,6 +168,14 @@ void DecoderCompute::embed_backward(const Pass& p, const At& at, const Microbatc
   complete(embedding_layer, at.m);
 }
 
+BlockSaved DecoderCompute::saved_for(const Pass& p, const At& at, std::int64_t layer,
+                                     Arena& recomputed) {
+  const std::int64_t first = blocks_of(at.chunk).begin;
+  const BlockSaved& saved = in_flight(at).blocks[static_cast<std::size_t>(layer - first)];
+  if (plan_.recompute == Recompute::none) return saved;
+  return decoder_.block_recompute(p, layer, values(layer), saved.x, recomputed);
+}
+
 Task<> DecoderCompute::backward(At at, const Microbatch& microbatch, MutView grad, LossSum& loss) {
   InFlight& flight = in_flight(at);
   const Pass p = pass(flight.batch, flight.first_sample, at.step, true);
@@ -176,11 +184,8 @@ Task<> DecoderCompute::backward(At at, const Microbatch& microbatch, MutView gra
   const Range blocks = blocks_of(at.chunk);
   for (std::int64_t layer = blocks.end - 1; layer >= blocks.begin; --layer) {
     co_await acquire(at.step, layer);
-    BlockSaved saved = flight.blocks[static_cast<std::size_t>(layer - blocks.begin)];
-    if (plan_.recompute == Recompute::block) {
-      saved = decoder_.block_recompute(p, layer, values(layer), saved.x, recomputed_);
-      recomputed_.release_to(0);
-    }
+    const BlockSaved saved = saved_for(p, at, layer, recomputed_);
+    recomputed_.release_to(0);
     const auto finish = [&](GradientPart part) {
       accumulate(layer, at.m, part);
       complete(layer, at.m, part);
@@ -202,10 +207,7 @@ Task<> DecoderCompute::backward_input(At at, const Microbatch& microbatch, MutVi
   const Range blocks = blocks_of(at.chunk);
   for (std::int64_t layer = blocks.end - 1; layer >= blocks.begin; --layer) {
     co_await acquire(at.step, layer);
-    BlockSaved saved = flight.blocks[static_cast<std::size_t>(layer - blocks.begin)];
-    if (plan_.recompute == Recompute::block) {
-      saved = decoder_.block_recompute(p, layer, values(layer), saved.x, *flight.deltas);
-    }
+    const BlockSaved saved = saved_for(p, at, layer, *flight.deltas);
     const BlockDeltas deltas = decoder_.block_backward_input(
         p, layer, values(layer), saved, gradients(layer, at.m), write(at.m), grad, *flight.deltas);
     flight.halves.push_back({saved, deltas});

@@ -69,6 +69,8 @@ class DecoderCompute : public StageCompute {
   bool has(int chunk, std::int64_t layer) const;
   Write write(int m) const;
   Gradients gradients(std::int64_t layer, int m) const;
+  /// What the block's backward reads, computed again into `recomputed` where it was not kept.
+  BlockSaved saved_for(const Pass& p, const At& at, std::int64_t layer, Arena& recomputed);
   void head_backward(const Pass& p, const At& at, const Microbatch& microbatch, MutView grad,
                      LossSum& loss);
   void embed_backward(const Pass& p, const At& at, const Microbatch& microbatch, MutView grad);

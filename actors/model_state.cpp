@@ -49,6 +49,16 @@ bool is_mlp(Role role) {
   }
 }
 
+/// Among the tensors of a layout, in reversed order of the specs.
+std::int64_t tied_tensor_of(const ModelConfig& config, const std::vector<ParameterSpec>& specs) {
+  for (std::size_t i = 0; i < specs.size() && config.tie_embeddings; ++i) {
+    if (specs[i].role == Role::token_embedding) {
+      return static_cast<std::int64_t>(specs.size() - 1 - i);
+    }
+  }
+  return -1;
+}
+
 }  // namespace
 
 ComputeLayout compute_layout(const ModelConfig& config, const LayerRanges& ranges) {
@@ -110,6 +120,7 @@ ModelState::ModelState(const ModelConfig& config, const StateShape& shape)
       shard_(shard_of(layout_, shape.n_pieces, shape.piece, norm_chunk_elements)),
       canonical_(owned_parameters(config, shape.ranges)),
       specs_(specs_of(config, canonical_)),
+      tied_tensor_(tied_tensor_of(config, specs_)),
       n_parameters_(parameters(config).size()),
       uses_(parameter_uses(config)),
       compute_layout_(llm::compute_layout(config, shape.ranges)),
@@ -193,15 +204,6 @@ std::vector<std::size_t> ModelState::buckets_of(std::int64_t layer) const {
   return buckets;
 }
 
-std::int64_t ModelState::tied_tensor() const {
-  for (std::size_t i = 0; i < specs_.size() && config_.tie_embeddings; ++i) {
-    if (specs_[i].role == Role::token_embedding) {
-      return static_cast<std::int64_t>(specs_.size() - 1 - i);
-    }
-  }
-  return -1;
-}
-
 MutView ModelState::borrowed_embedding() const {
   if (borrowed_.n_bytes() == 0) return {};
   return borrowed_.view(config_.compute, {config_.vocab_size, config_.hidden_size});
@@ -211,33 +213,43 @@ View ModelState::tied_embedding() const {
   return compute_value(spec_of(tied_tensor()));
 }
 
-void ModelState::draw(std::int64_t tensor, std::uint64_t seed) const {
+void ModelState::draw(std::int64_t tensor, Range elements, std::uint64_t seed) const {
   // In parts, so that rounding needs little memory beside the tensor.
   constexpr std::int64_t n_at_a_time = 1 << 20;
   const ParameterSpec& spec = specs_[spec_of(tensor)];
   Queue queue;
-  for (std::int64_t begin = 0; begin < spec.n_elements(); begin += n_at_a_time) {
-    const Range elements{begin, std::min(begin + n_at_a_time, spec.n_elements())};
-    const MutView values = compute_view(tensor, begin, {elements.size()});
+  for (std::int64_t begin = elements.begin; begin < elements.end; begin += n_at_a_time) {
+    const Range some{begin, std::min(begin + n_at_a_time, elements.end)};
+    const MutView values = compute_view(tensor, begin, {some.size()});
     if (values.dtype() == Dtype::f32) {
-      llm::initialize(spec, seed, elements, values);
+      llm::initialize(spec, seed, some, values);
       continue;
     }
-    const Storage exact(f32_bytes(elements.size()));
-    llm::initialize(spec, seed, elements, exact.view(Dtype::f32, {elements.size()}));
-    convert(queue, exact.view(Dtype::f32, {elements.size()}), values);
+    const Storage exact(f32_bytes(some.size()));
+    llm::initialize(spec, seed, some, exact.view(Dtype::f32, {some.size()}));
+    convert(queue, exact.view(Dtype::f32, {some.size()}), values);
     queue.finish();
   }
 }
 
+void ModelState::draw_owned(const OwnedPiece& piece, std::uint64_t seed) const {
+  llm::initialize(specs_[spec_of(piece.tensor)], seed, piece.elements, master(piece));
+  if (rounded(piece).empty()) return;
+  Queue queue;
+  convert(queue, master(piece), rounded(piece));
+  queue.finish();
+}
+
 void ModelState::initialize(std::uint64_t seed) {
-  const auto n_tensors = static_cast<std::int64_t>(specs_.size());
-  for (std::int64_t tensor = 0; tensor < n_tensors; ++tensor) draw(tensor, seed);
-  if (masters_.n_bytes() != 0) {
-    for (const std::vector<OwnedPiece>& pieces : shard_.pieces) {
-      for (const OwnedPiece& piece : pieces) {
-        llm::initialize(specs_[spec_of(piece.tensor)], seed, piece.elements, master(piece));
-      }
+  for (std::size_t b = 0; b < layout_.buckets.size(); ++b) {
+    for (const OwnedPiece& piece : shard_.pieces[b]) draw_owned(piece, seed);
+    const Range own = shard_.flat[b];
+    for (const BucketPiece& piece : layout_.buckets[b].pieces) {
+      // What others own, before and after this rank's part.
+      const std::int64_t shift = piece.elements.begin - piece.flat_begin;
+      const std::int64_t end = piece.elements.end;
+      draw(piece.tensor, {piece.elements.begin, std::min(end, own.begin + shift)}, seed);
+      draw(piece.tensor, {std::max(piece.elements.begin, own.end + shift), end}, seed);
     }
   }
   const MutView embedding = borrowed_embedding();
@@ -290,12 +302,13 @@ bool ModelState::completes(std::int64_t tensor, std::int64_t layer, GradientPart
 
 void ModelState::accumulate(Queue& queue, std::int64_t layer, const AccumulationStep& step,
                             GradientPart part_of_layer) const {
+  if (step.n_additions == 0) return;
   // Neighbours in the layout are added in one go, the padding between them included.
   std::vector<Range> runs;
   const auto n_tensors = static_cast<std::int64_t>(specs_.size());
   bool in_run = false;
   for (std::int64_t t = 0; t < n_tensors; ++t) {
-    const bool is_in = t != tied_tensor() && completes(t, layer, part_of_layer);
+    const bool is_in = t != tied_tensor_ && completes(t, layer, part_of_layer);
     const std::int64_t begin = layout_.tensor_begin[static_cast<std::size_t>(t)];
     if (is_in && !in_run) runs.push_back({begin, begin});
     if (is_in) runs.back().end = begin + layout_.tensors[static_cast<std::size_t>(t)].n_elements;

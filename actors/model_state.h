@@ -102,7 +102,7 @@ class ModelState {
   /// Whether `part` of a layer's backward completes the gradient of `tensor`.
   bool completes(std::int64_t tensor, std::int64_t layer, GradientPart part) const;
   /// The layout's tensor that is a tied embedding; -1 where there is none.
-  std::int64_t tied_tensor() const;
+  std::int64_t tied_tensor() const { return tied_tensor_; }
   /// The buckets that hold what the layer's ops read.
   std::vector<std::size_t> buckets_of(std::int64_t layer) const;
   /// The copy of a tied embedding that the head's rank owns, (V, C) in the compute dtype; empty
@@ -142,13 +142,15 @@ class ModelState {
   /// Elements of a tensor as ops read them, seen under a shape.
   MutView compute_view(std::int64_t tensor, std::int64_t first_element, Shape shape) const;
   View compute_value(std::size_t spec) const;
-  void draw(std::int64_t tensor, std::uint64_t seed) const;
+  void draw(std::int64_t tensor, Range elements, std::uint64_t seed) const;
+  void draw_owned(const OwnedPiece& piece, std::uint64_t seed) const;
 
   ModelConfig config_;
   FlatLayout layout_;
   Shard shard_;
   std::vector<std::size_t> canonical_;
   std::vector<ParameterSpec> specs_;
+  std::int64_t tied_tensor_;
   std::size_t n_parameters_;  // of the whole model
   std::vector<ParameterUse> uses_;
   ComputeLayout compute_layout_;

@@ -49,14 +49,18 @@ Task<> ParameterGatherer::run() {
 }
 
 GatheredParameters::GatheredParameters(Loop& loop, const ModelState& state, std::int64_t first_step)
-    : state_(state),
-      gathered_(loop, WaitName("gathered", "parameter_gatherer"),
+    : gathered_(loop, WaitName("gathered", "parameter_gatherer"),
                 2 * state.layout().buckets.size()),
-      step_of_(state.layout().buckets.size(), first_step) {}
+      step_of_(state.layout().buckets.size(), first_step) {
+  const Range layers = all_layers(state.config());
+  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
+    buckets_.emplace(layer, state.buckets_of(layer));
+  }
+}
 
 Task<> GatheredParameters::acquire(std::int64_t step, std::int64_t layer) {
   const auto n_buckets = static_cast<std::int64_t>(step_of_.size());
-  for (const std::size_t b : state_.buckets_of(layer)) {
+  for (const std::size_t b : buckets_.at(layer)) {
     if (step_of_[b] >= step) continue;
     co_await gathered_.take(step * n_buckets + static_cast<std::int64_t>(b));
     step_of_[b] = step;

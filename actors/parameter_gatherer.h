@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "actors/messages.h"
@@ -62,9 +63,9 @@ class GatheredParameters : public ParameterSource {
   Task<> acquire(std::int64_t step, std::int64_t layer) override;
 
  private:
-  const ModelState& state_;
   Inbox<Ready> gathered_;
-  std::vector<std::int64_t> step_of_;  // by bucket
+  std::map<std::int64_t, std::vector<std::size_t>> buckets_;  // by layer
+  std::vector<std::int64_t> step_of_;                         // by bucket
 };
 
 }  // namespace llm

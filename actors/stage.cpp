@@ -157,7 +157,7 @@ void Stage::make_embedding_boundary() {
   }
   if (plan_.rank == last_rank) {
     embedding_receiver_ =
-        std::make_unique<TensorReceiver>(transport_, boundary(first_rank), buffers(plan_, 2));
+        std::make_unique<TensorReceiver>(transport_, boundary(first_rank), embedding_ring(plan_));
   }
 }
 

@@ -189,7 +189,7 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node, std::int64
   text += ledger_table(memory_ledger(s, fullest));
   if (s.grid.dp > 1) text += sharing_table(s);
   text += "messages per step\n";
-  if (s.shares_memory && s.grid.dp > 1) {
+  if (s.sums_in_place()) {
     text += "  gradients are added up where they lie, in memory that all ranks map\n";
   }
   for (const int rank : traffic_ranks(s)) {

@@ -50,7 +50,7 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
   }
   add(ledger, LedgerKind::moments, "AdamW moments" + share, 2 * shard.n_elements * 4);
   std::int64_t receives = 0;
-  for (int lane = 0; lane < s.n_reducer_lanes && !s.shares_memory; ++lane) {
+  for (int lane = 0; lane < s.n_reducer_lanes && !s.sums_in_place(); ++lane) {
     receives += reducer_scratch_bytes(layout.buckets, {place_of(s.grid, rank).dp, s.grid.dp},
                                       s.n_reducer_lanes, lane, piece_cuts(s, layout));
   }
@@ -170,7 +170,7 @@ void count(StepTraffic& traffic, const std::vector<Transfer>& sends, std::int64_
 void count_reductions(StepTraffic& traffic, const Settings& s, int member,
                       const FlatLayout& layout) {
   const int dp = s.grid.dp;
-  if (s.shares_memory) {  // a handle of each lane; then each bucket's "ready" and "summed"
+  if (s.sums_in_place()) {  // a handle of each lane; then each bucket's "ready" and "summed"
     traffic.n_start_messages = std::int64_t{s.n_reducer_lanes} * (dp - 1);
     traffic.n_tensor_messages += 2 * static_cast<std::int64_t>(layout.buckets.size()) * (dp - 1);
     return;

@@ -47,7 +47,7 @@ StateShape state_shape(const Settings& settings, int rank) {
   shape.bucket_bytes = settings.bucket_bytes;
   shape.n_gradient_buffers =
       accumulation_plan(settings.accumulation, settings.partition.n_microbatches()).n_buffers();
-  shape.shares_gradients = settings.shares_memory;
+  shape.shares_gradients = settings.sums_in_place();
   const std::vector<int> pieces = pieces_of_ranks(settings);
   shape.n_pieces = static_cast<int>(pieces.size());
   const int member = shape.n_pieces == 1 ? 0 : place_of(settings.grid, rank).dp;

@@ -42,6 +42,8 @@ struct Settings {
   std::uint64_t seed = 42;
   std::int64_t n_steps = 0;
 
+  /// Whether data-parallel ranks add up gradients where they lie.
+  bool sums_in_place() const { return shares_memory && grid.dp > 1; }
   std::int64_t tokens_per_step() const { return partition.global_batch() * seq_len; }
 };
 

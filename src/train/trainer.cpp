@@ -87,7 +87,7 @@ void Trainer::make_reducers() {
                                .n_tags = n_reducer_tags_per_lane * settings_.n_reducer_lanes,
                                .first_step = 0,
                                .n_steps = settings_.n_steps};
-    if (settings_.shares_memory) plan.shared = state_.gradients_handle();
+    if (settings_.sums_in_place()) plan.shared = state_.gradients_handle();
     plan.piece_cuts = piece_cuts(settings_, state_.layout());
     reducers_.push_back(std::make_unique<GradientReducer>(
         loop_, reductions_, std::move(plan), data_parallel_, state_.layout().buckets,
