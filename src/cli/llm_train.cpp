@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <exception>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -45,8 +46,11 @@ bool speaks() {
   return true;
 }
 
+/// Before MPI is up every rank finds the same fault. The launcher ends all ranks when one leaves, so
+/// the others give the one that speaks the time to; what only they found they say themselves.
 [[noreturn]] void leave(ExitCode code, const std::string& message) {
-  if (speaks()) fmt::print(stderr, "error: {}\n", message);
+  if (!speaks()) std::this_thread::sleep_for(std::chrono::seconds(5));
+  fmt::print(stderr, "error: {}\n", message);
   std::exit(static_cast<int>(code));
 }
 
