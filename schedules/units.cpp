@@ -74,14 +74,19 @@ int unit_of(const std::vector<Unit>& units, std::int64_t layer) {
 GatherPlan plan_gathers(const std::vector<std::vector<int>>& uses,
                         const std::vector<std::int64_t>& unit_bytes, GatherPolicy policy) {
   GatherPlan plan;
+  plan.end_with.resize(uses.size());
   std::vector<int> there_until(unit_bytes.size(), -1);
   for (int use = 0; use < static_cast<int>(uses.size()); ++use) {
+    const auto begin = static_cast<std::int64_t>(plan.gathers.size());
     for (const int unit : uses[static_cast<std::size_t>(use)]) {
       int& until = there_until[static_cast<std::size_t>(unit)];
       if (until >= use) continue;
       until = last_use_of(uses, unit, use, policy.reshard);
+      plan.end_with[static_cast<std::size_t>(until)].push_back(
+          static_cast<int>(plan.gathers.size()));
       plan.gathers.push_back({unit, use, until, -1});
     }
+    plan.begin_with.push_back({begin, static_cast<std::int64_t>(plan.gathers.size())});
   }
   const std::vector<int> begins = first_begins(plan.gathers, policy.n_ahead);
   // The largest first: what comes later fits into the slots that are there.

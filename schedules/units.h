@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "src/base/range.h"
+
 namespace llm {
 
 /// Layers whose parameters are gathered and given back as one, where the ranks of a data-parallel
@@ -46,6 +48,8 @@ struct UnitGather {
 struct GatherPlan {
   std::vector<UnitGather> gathers;
   std::vector<std::int64_t> slot_bytes;
+  std::vector<Range> begin_with;            ///< by use: the gathers whose first use it is
+  std::vector<std::vector<int>> end_with;  ///< by use: those whose last use it is
 };
 
 /// `uses`: by position, the units that it reads. `unit_bytes`: by unit.

@@ -183,7 +183,7 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node, std::int64
   text += layer_table(s);
   if (s.grid.pp > 1) text += pipeline_report(s);
   const int fullest = fullest_rank(s);
-  text += bucket_table(model_layout(s.model, layers_of(s, fullest), s.bucket_bytes), s.model);
+  text += bucket_table(layout_of(s, fullest), s.model);
   text += "bytes per rank\n";
   if (s.grid.pp > 1) text += fmt::format("  rank {}, which holds most\n", fullest);
   text += ledger_table(memory_ledger(s, fullest));

@@ -38,7 +38,7 @@ TEST_CASE("P2: every ZeRO stage has DDP's bits, whatever the buckets") {
         const ModelConfig model = model_of(tied, compute);
         const Outcome expected = run_world(twelve_steps(model, dp, 0), 1, 20);
         REQUIRE(expected.reports.back().n_updates == 12);
-        for (const int zero_stage : {1, 2}) {
+        for (const int zero_stage : {1, 2, 3}) {
           for (const std::int64_t bucket_bytes : {4, 20000, 1 << 30}) {
             INFO(name_of(compute) << (tied ? ", tied" : "") << ", dp " << dp << ", zero "
                                   << zero_stage << ", buckets of " << bucket_bytes);
@@ -52,9 +52,37 @@ TEST_CASE("P2: every ZeRO stage has DDP's bits, whatever the buckets") {
   }
 }
 
+TEST_CASE("P2: units of any size, gathered ahead or not, kept or not, have DDP's bits") {
+  for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+    for (const bool tied : {true, false}) {
+      const ModelConfig model = model_of(tied, compute);
+      for (const int dp : {2, 3, 4}) {
+        Settings settings = twelve_steps(model, dp, 0);
+        settings.n_steps = settings.optimizer.lr.n_steps = 6;
+        const Outcome expected = run_world(settings, 1, 20);
+        settings.zero_stage = 3;
+        // One unit; blocks and what is left; each layer its own.
+        for (const std::int64_t min_parameters : {0, 15000, 1}) {
+          for (const int n_ahead : {0, 1, 3}) {
+            for (const bool reshard : {true, false}) {
+              INFO(name_of(compute) << (tied ? ", tied" : "") << ", dp " << dp << ", units of "
+                                    << min_parameters << ", " << n_ahead << " ahead"
+                                    << (reshard ? "" : ", kept"));
+              settings.unit_min_parameters = min_parameters;
+              settings.gather_policy = {n_ahead, reshard};
+              check_same(run_world(settings, 7, 20), expected);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("P1: the order of messages changes no bit under ZeRO") {
   for (const int dp : {2, 4}) {
-    Settings settings = twelve_steps(model_of(true, Dtype::f32), dp, 1);
+    Settings settings = twelve_steps(model_of(true, Dtype::f32), dp, dp == 2 ? 3 : 1);
+    settings.unit_min_parameters = 1;
     settings.n_steps = settings.optimizer.lr.n_steps = 3;
     settings.n_reducer_lanes = 3;
     const Outcome expected = run_world(settings, 0, 20);
@@ -75,10 +103,13 @@ TEST_CASE("P2: ZeRO inside of a data-parallel pipeline has its bits") {
                               .n_ranks = 2,
                               .n_chunks = kind == ScheduleKind::zero_bubble_v ? 2 : 1});
       const Outcome expected = run_world(settings, 1, 20);
-      for (const int zero_stage : {1, 2}) {
-        INFO("zero " << zero_stage << (tied ? ", tied" : ""));
-        settings.zero_stage = zero_stage;
-        check_same(run_world(settings, 3, 20), expected);
+      for (const int zero_stage : {1, 2, 3}) {
+        for (const std::int64_t min_parameters : {0, 1}) {
+          INFO("zero " << zero_stage << (tied ? ", tied" : "") << ", units of " << min_parameters);
+          settings.zero_stage = zero_stage;
+          settings.unit_min_parameters = min_parameters;
+          check_same(run_world(settings, 3, 20), expected);
+        }
       }
     }
   }
@@ -90,9 +121,12 @@ TEST_CASE("more ranks than a tensor has chunks, and than there are tensors, have
   for (const int dp : {5, 16, 33}) {
     Settings settings = parity_settings(model, dp, {1}, 1, 3);
     const Outcome expected = run_world(settings);
-    settings.zero_stage = 1;
     settings.bucket_bytes = 1 << 20;
-    check_same(run_world(settings), expected);
+    for (const int zero_stage : {1, 3}) {
+      settings.zero_stage = zero_stage;
+      settings.unit_min_parameters = 1;
+      check_same(run_world(settings), expected);
+    }
   }
 }
 
@@ -102,7 +136,7 @@ TEST_CASE("f16: an overflow makes every rank skip under ZeRO, once") {
   settings.optimizer.loss_scale = LossScaleConfig{.initial = 0x1p24, .growth_interval = 1000};
   const Outcome expected = run_world(settings, 1, 20);
   REQUIRE(expected.reports.front().skipped);
-  for (const int zero_stage : {1, 2}) {
+  for (const int zero_stage : {1, 2, 3}) {
     settings.zero_stage = zero_stage;
     check_same(run_world(settings, 1, 20), expected);
   }
@@ -111,8 +145,10 @@ TEST_CASE("f16: an overflow makes every rank skip under ZeRO, once") {
 TEST_CASE("one rank under ZeRO gives the plain run's bits") {
   Settings settings = twelve_steps(model_of(true, Dtype::bf16), 1, 0);
   const Outcome expected = run_world(settings, 1, 20);
-  settings.zero_stage = 1;
-  check_same(run_world(settings, 1, 20), expected);
+  for (const int zero_stage : {1, 3}) {
+    settings.zero_stage = zero_stage;
+    check_same(run_world(settings, 1, 20), expected);
+  }
 }
 
 TEST_CASE("validation and a stop under ZeRO see the weights of their step") {
@@ -132,6 +168,12 @@ TEST_CASE("validation and a stop under ZeRO see the weights of their step") {
   const Outcome expected = run(settings);
   REQUIRE(expected.validations.size() == 2);
   REQUIRE(expected.stopped.front());
-  settings.zero_stage = 1;
-  check_same(run(settings), expected);
+  for (const int zero_stage : {1, 3}) {
+    for (const int n_ahead : {0, 2}) {
+      settings.zero_stage = zero_stage;
+      settings.unit_min_parameters = 1;
+      settings.gather_policy.n_ahead = n_ahead;
+      check_same(run(settings), expected);
+    }
+  }
 }
