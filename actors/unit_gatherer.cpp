@@ -4,6 +4,7 @@
 
 #include "src/base/check.h"
 #include "src/comm/collective.h"
+#include "src/rt/clock.h"
 #include "src/rt/event.h"
 #include "tensor/ops/elementwise.h"
 
@@ -136,11 +137,15 @@ Task<> UnitGatherer::gather(const std::vector<Part>& parts, MutView unit, std::i
   Event copied(loop_, wait_copied, key);
   copies_.notify([&copied] { copied.set(); });
   co_await copied;
+  const std::int64_t begin_ns = now_ns();
   for (const Part& one : parts) {
     const auto bucket = static_cast<int>(one.part.bucket);
     const CollectiveId id(plan_.first_tag + bucket % plan_.n_tags, key, bucket);
     const MutView bytes = bytes_of(one.part);
     co_await all_gather(group_, one.rounds, id, bytes);
+  }
+  if (loop_.trace != nullptr) {
+    loop_.trace->slice(loop_.current()->id(), "gather", "unit", key, begin_ns, now_ns());
   }
 }
 

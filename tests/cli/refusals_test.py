@@ -40,7 +40,7 @@ CONFIGURATIONS = {
     "a guide's field without counterpart says what to write": (
         78, ["optimization.use_compile", "use_compile: false"], "optimization:\n  use_compile: true\n", []),
     "what comes later is refused": (
-        78, ["distributed.zero_stage", "3", "zero_stage: 2"], None, ["distributed.zero_stage=3"]),
+        78, ["distributed.zero_stage", "4", "0 to 3"], None, ["distributed.zero_stage=4"]),
     "a schedule's file that is not there is named": (
         78, ["distributed.pp_schedule", "none.txt", "No such file"], None,
         ["distributed.pp_schedule=file:none.txt"]),

@@ -29,6 +29,20 @@ Settings twelve_steps(const ModelConfig& model, int dp, int zero_stage) {
   return settings;
 }
 
+/// A run that is validated, and stopped by rank 1 when it has been asked so often.
+Outcome run_validated(const Settings& settings, int n_asked_at_stop) {
+  World::Options options;
+  options.train = [&settings](int) {
+    return std::make_unique<RandomSamples>(11, settings.model.vocab_size, settings.seq_len, 20);
+  };
+  options.validation = options.train;
+  int n_asked = 0;
+  options.stop_requested = [n_asked, n_asked_at_stop](int rank) mutable {
+    return rank == 1 && ++n_asked == n_asked_at_stop;
+  };
+  return World(settings, std::move(options)).run();
+}
+
 }  // namespace
 
 TEST_CASE("P2: every ZeRO stage has DDP's bits, whatever the buckets") {
@@ -155,16 +169,7 @@ TEST_CASE("validation and a stop under ZeRO see the weights of their step") {
   Settings settings = twelve_steps(model_of(true, Dtype::bf16), 3, 0);
   settings.validation = {
       .interval_steps = 5, .n_steps = settings.n_steps, .n_samples = 11, .microbatch_samples = 1};
-  const auto run = [](const Settings& s) {
-    World::Options options;
-    options.train = [&s](int) {
-      return std::make_unique<RandomSamples>(11, s.model.vocab_size, s.seq_len, 20);
-    };
-    options.validation = options.train;
-    int n_asked = 0;
-    options.stop_requested = [n_asked](int rank) mutable { return rank == 1 && ++n_asked == 11; };
-    return World(s, std::move(options)).run();
-  };
+  const auto run = [](const Settings& s) { return run_validated(s, 11); };
   const Outcome expected = run(settings);
   REQUIRE(expected.validations.size() == 2);
   REQUIRE(expected.stopped.front());
@@ -174,6 +179,33 @@ TEST_CASE("validation and a stop under ZeRO see the weights of their step") {
       settings.unit_min_parameters = 1;
       settings.gather_policy.n_ahead = n_ahead;
       check_same(run(settings), expected);
+    }
+  }
+}
+
+TEST_CASE("units are gathered for validation in pipelines too, also by ranks with less of it") {
+  for (const bool tied : {true, false}) {
+    for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble_v}) {
+      Settings settings = twelve_steps(model_of(tied, Dtype::bf16), 3, 0);
+      settings.n_steps = settings.optimizer.lr.n_steps = 4;
+      settings.partition.microbatch_samples = {1, 1, 1};
+      settings.validation = {
+          .interval_steps = 2, .n_steps = 4, .n_samples = 4, .microbatch_samples = 1};
+      set_pipeline(settings, {.schedule = kind,
+                              .n_ranks = 2,
+                              .n_chunks = kind == ScheduleKind::zero_bubble_v ? 2 : 1});
+      const Outcome expected = run_validated(settings, -1);
+      REQUIRE(expected.validations.size() == 2);
+      settings.zero_stage = 3;
+      for (const std::int64_t min_parameters : {0, 1}) {
+        for (const int n_ahead : {0, 1, 4}) {
+          INFO((tied ? "tied, " : "") << "units of " << min_parameters << ", " << n_ahead
+                                      << " ahead");
+          settings.unit_min_parameters = min_parameters;
+          settings.gather_policy.n_ahead = n_ahead;
+          check_same(run_validated(settings, -1), expected);
+        }
+      }
     }
   }
 }
