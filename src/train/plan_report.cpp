@@ -148,12 +148,21 @@ std::string recommendation(const Settings& s, std::int64_t ranks_per_node,
   std::string text =
       fmt::format("memory   {} on a node, {} for each of its {} rank{}: ", mib(node_bytes),
                   mib(rank_bytes), n_ranks, n_ranks == 1 ? "" : "s");
-  // The peak of 2 is that of 1.
-  for (const int zero_stage : {0, 1, 3}) {
+  const auto fits = [&](int zero_stage, std::int64_t unit_min_parameters) {
     Settings other = s;
     other.zero_stage = zero_stage;
-    if (sum_of(memory_ledger(other, fullest_rank(other))) > rank_bytes) continue;
-    return text + fmt::format("zero_stage {} fits\n", zero_stage);
+    other.unit_min_parameters = unit_min_parameters;
+    return sum_of(memory_ledger(other, fullest_rank(other))) <= rank_bytes;
+  };
+  // The peak of 2 is that of 1.
+  for (const int zero_stage : {0, 1, 3}) {
+    if (fits(zero_stage, s.unit_min_parameters)) {
+      return text + fmt::format("zero_stage {} fits\n", zero_stage);
+    }
+  }
+  if (fits(3, block_parameters(s.model))) {
+    return text + fmt::format("zero_stage 3 with fsdp_auto_wrap_min_params: {} fits\n",
+                              block_parameters(s.model));
   }
   return text +
          "no zero_stage fits; lower training.batch_size or cut it by "

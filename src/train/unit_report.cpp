@@ -46,12 +46,6 @@ std::string layers_text(const ModelConfig& config, const std::vector<std::int64_
   return text;
 }
 
-std::int64_t block_parameters(const ModelConfig& config) {
-  std::int64_t n = 0;
-  for (const ParameterSpec& spec : parameters(config)) n += spec.layer == 0 ? spec.n_elements() : 0;
-  return n;
-}
-
 std::string policy_text(const GatherPolicy& policy) {
   return fmt::format("{} gathered ahead of use, {}", policy.n_ahead,
                      policy.reshard ? "given back after each use"
@@ -59,6 +53,12 @@ std::string policy_text(const GatherPolicy& policy) {
 }
 
 }  // namespace
+
+std::int64_t block_parameters(const ModelConfig& config) {
+  std::int64_t n = 0;
+  for (const ParameterSpec& spec : parameters(config)) n += spec.layer == 0 ? spec.n_elements() : 0;
+  return n;
+}
 
 std::string layer_name(const ModelConfig& config, std::int64_t layer) {
   if (layer == embedding_layer) return "embedding";

@@ -16,6 +16,9 @@ std::string unit_line(const Settings& settings);
 /// distributed.fsdp_auto_wrap_min_params that makes each block one; otherwise empty.
 std::string unit_warning(const Settings& settings);
 
+/// Of one block: the fsdp_auto_wrap_min_params that makes each a unit.
+std::int64_t block_parameters(const ModelConfig& config);
+
 /// "embedding", "block 3" or "final norm, head".
 std::string layer_name(const ModelConfig& config, std::int64_t layer);
 

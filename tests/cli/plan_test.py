@@ -71,7 +71,7 @@ class Plans(program.ProgramTest):
                     pp = size or (ranks if "parallel_strategy: pp" in yaml else 1)
                     text = self.plan("--config-path", config, "--ranks", ranks)
                     self.assertIn(f"grid     [dp {ranks // pp}][pp {pp}][tp 1]: {ranks} rank", text)
-                    for title in ["batch ", "stage ", "model ", "units\n", "buckets ", "bytes per rank\n",
+                    for title in ["batch ", "stage ", "model ", "layers\n", "buckets ", "bytes per rank\n",
                                   "messages per step\n"]:
                         self.assertIn(title, text)
 
@@ -89,7 +89,12 @@ class Plans(program.ProgramTest):
         sharing = text.split("zero_stage ")[1].splitlines()[1:5]
         sums = [float(re.findall(MIB, line)[-1]) for line in sharing]
         self.assertAlmostEqual(sums[0], rows[-1][1], delta=0.01)
-        self.assertTrue(sums[0] > sums[1] == sums[2] > sums[3], sharing)
+        self.assertTrue(sums[0] > sums[1] == sums[2], sharing)
+        blocks = self.plan("--config-path", "configs/gpt2-124m.yaml", "--ranks", "4", "--ranks-per-node", "1",
+                           "distributed.fsdp_auto_wrap_min_params=7000000", "distributed.zero_stage=3")
+        row = blocks.split("zero_stage  ")[1].splitlines()[4]
+        self.assertIn("this one", row)
+        self.assertLess(float(re.findall(MIB, row)[-1]), sums[2])
         self.assertIn("this one", sharing[0])
         for part in ["parameters", "accumulation tree", "AdamW moments", "activations", "receives"]:
             self.assertTrue(any(part in name for name, _ in rows), part)

@@ -63,7 +63,7 @@ class Zero(program.ProgramTest):
             self.check_same(f"fsdp-{precision}", f"ddp-{precision}")
             name = {"fp32": "f32"}.get(precision, precision.replace("fp16", "f16"))
             self.assertIn(f"{name} (fsdp_mixed_precision, in place of amp_dtype)", done.out)
-            self.assertIn("units: 6, the largest of 12704 parameters; 1 gathered ahead of use, given back after each use",
+            self.assertIn("units: 5, the largest of 12704 parameters; 1 gathered ahead of use, given back after each use",
                           done.out)
         for name, knobs in {"one": ["fsdp_auto_wrap_min_params=0"], "kept": ["fsdp_reshard_after_forward=false"],
                             "late": ["fsdp_prefetch_units=0"], "early": ["fsdp_prefetch_units=3"]}.items():

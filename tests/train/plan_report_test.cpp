@@ -200,6 +200,16 @@ TEST_CASE(
   for (const LedgerEntry& entry : memory_ledger(settings, 3)) plain += entry.n_bytes;
   CHECK(last_line(2 * plain).ends_with("ranks: zero_stage 0 fits\n"));
   CHECK(last_line(2 * plain - 2).ends_with("ranks: zero_stage 1 fits\n"));
+  // One unit would be the whole model beside a rank's part of it.
+  settings.model.n_layers = 12;
+  set_pipeline(settings);
+  Settings by_block = settings;
+  by_block.zero_stage = 3;
+  by_block.unit_min_parameters = 2224;
+  std::int64_t least = 0;
+  for (const LedgerEntry& entry : memory_ledger(by_block, 3)) least += entry.n_bytes;
+  CHECK(last_line(2 * least)
+            .ends_with("ranks: zero_stage 3 with fsdp_auto_wrap_min_params: 2224 fits\n"));
   CHECK(last_line(1 << 16).find("no zero_stage fits; lower training.batch_size") !=
         std::string::npos);
 }
