@@ -156,6 +156,31 @@ TEST_CASE("f16: an overflow makes every rank skip under ZeRO, once") {
   }
 }
 
+TEST_CASE("f16: an overflow at step 3 halves the scale once, under every ZeRO stage") {
+  const ModelConfig model = model_of(true, Dtype::f16);
+  Settings settings = twelve_steps(model, 4, 0);
+  settings.optimizer.lr.peak = 1e-6;  // gradients stay about as large as they are
+  settings.optimizer.loss_scale = LossScaleConfig{.initial = 0x1p24, .growth_interval = 1000};
+  const Outcome search = run_world(settings, 1, 20);
+  REQUIRE(search.reports.front().skipped);
+  // The largest scale that fits doubles after two steps, and the third overflows.
+  const double fits = search.reports.back().loss_scale;
+  settings.optimizer.loss_scale = LossScaleConfig{.initial = fits, .growth_interval = 2};
+  settings.n_steps = settings.optimizer.lr.n_steps = 4;
+  const Outcome expected = run_world(settings, 1, 20);
+  std::vector<bool> skipped;
+  for (const StepReport& report : expected.reports) skipped.push_back(report.skipped);
+  REQUIRE(skipped == std::vector<bool>{false, false, true, false});
+  REQUIRE(expected.reports[2].loss_scale == 2 * fits);
+  REQUIRE(expected.reports[3].loss_scale == fits);
+  REQUIRE(expected.reports[3].n_updates == 3);
+  for (const int zero_stage : {1, 2, 3}) {
+    settings.zero_stage = zero_stage;
+    settings.unit_min_parameters = 1;
+    check_same(run_world(settings, 1, 20), expected);
+  }
+}
+
 TEST_CASE("one rank under ZeRO gives the plain run's bits") {
   Settings settings = twelve_steps(model_of(true, Dtype::bf16), 1, 0);
   const Outcome expected = run_world(settings, 1, 20);
