@@ -54,9 +54,7 @@ struct StateShape {
   /// rank's layers.
   std::vector<Unit> units = {};
   BorrowedTable table = {};  ///< with units, where the rank borrows a tied embedding
-  UnitShape unit_shape() const {
-    return {static_cast<int>(units.size()), n_pieces, piece, table};
-  }
+  UnitShape unit_shape() const { return {static_cast<int>(units.size()), n_pieces, piece, table}; }
 };
 
 /// Weights, gradients and moments of one rank. Gradients are flat f32 buffers of one layout.

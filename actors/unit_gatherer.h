@@ -26,10 +26,10 @@ struct UseList {
 /// one for each microbatch of a chunk.
 struct UsePlan {
   UseList step;
-  std::vector<UseList> chunks;   ///< by chunk of the rank: a validation microbatch's
-  ValidationPlan validation;     ///< when
-  std::vector<int> order;        ///< of a round: chunks, by microbatch and stage
-  std::vector<bool> is_own;      ///< whether this rank has that microbatch; others of its group do
+  std::vector<UseList> chunks;  ///< by chunk of the rank: a validation microbatch's
+  ValidationPlan validation;    ///< when
+  std::vector<int> order;       ///< of a round: chunks, by microbatch and stage
+  std::vector<bool> is_own;     ///< whether this rank has that microbatch; others of its group do
   std::int64_t first_step = 0;
   std::int64_t n_steps = 0;
   /// By slot, large enough for every list.
@@ -102,15 +102,15 @@ class UnitGatherer : public ParameterSource {
   ModelState& state_;
   Inbox<ParametersUpdated> updated_;
   Inbox<Ready> table_received_;
-  Inbox<Ready> begun_;     // by gather: its first use has
-  Inbox<Ready> gathered_;  // by gather
-  Inbox<Ready> freed_;     // by gather: nobody reads it any more
+  Inbox<Ready> begun_;                    // by gather: its first use has
+  Inbox<Ready> gathered_;                 // by gather
+  Inbox<Ready> freed_;                    // by gather: nobody reads it any more
   std::vector<std::vector<Part>> parts_;  // by unit
   std::vector<Storage> slots_;
-  std::vector<std::int64_t> version_;   // by bucket, and then of the table
-  std::vector<std::int64_t> in_slot_;   // by slot: the gather that had it last, or -1
-  UseCursor use_;                       // of the compute
-  std::size_t n_used_ = 0;              // of its list
+  std::vector<std::int64_t> version_;  // by bucket, and then of the table
+  std::vector<std::int64_t> in_slot_;  // by slot: the gather that had it last, or -1
+  UseCursor use_;                      // of the compute
+  std::size_t n_used_ = 0;             // of its list
 };
 
 }  // namespace llm

@@ -60,10 +60,8 @@ std::vector<UnitPart> unit_parts(const FlatLayout& layout, const ComputeLayout& 
   std::vector<UnitPart> parts;
   const auto append = [&](std::size_t i, std::int64_t begin, std::vector<std::int64_t> cuts) {
     const std::int64_t n_owned = cuts[k + 1] - cuts[k];
-    parts.push_back({static_cast<std::int64_t>(i),
-                     {owned[i], owned[i] + n_owned},
-                     begin,
-                     std::move(cuts)});
+    parts.push_back(
+        {static_cast<std::int64_t>(i), {owned[i], owned[i] + n_owned}, begin, std::move(cuts)});
   };
   for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
     const Bucket& bucket = layout.buckets[b];
@@ -124,8 +122,7 @@ MutView UnitMemory::owned(const OwnedPiece& piece) const {
       [](std::int64_t at, const Bucket& bucket) { return at < bucket.flat.begin; });
   const auto b = static_cast<std::size_t>(after - flat_.buckets.begin() - 1);
   const std::int64_t inside = compute_.byte_of(flat_, piece.flat_begin) -
-                              compute_.byte_of(flat_, flat_.buckets[b].flat.begin) -
-                              owned_cut_[b];
+                              compute_.byte_of(flat_, flat_.buckets[b].flat.begin) - owned_cut_[b];
   const Dtype dtype = compute_.dtype[static_cast<std::size_t>(piece.tensor)];
   return owned_.view(dtype, {piece.elements.size()}, owned_begin_[b] + inside);
 }
@@ -139,8 +136,7 @@ std::vector<UnitMemory::TablePiece> UnitMemory::owned_table() const {
     if (elements.empty()) continue;
     const std::int64_t begin = owned_begin_[flat_.buckets.size() + i];
     pieces.push_back(
-        {elements,
-         owned_.view(Dtype::u8, {elements.size() * shape_.table.element_bytes}, begin)});
+        {elements, owned_.view(Dtype::u8, {elements.size() * shape_.table.element_bytes}, begin)});
   }
   return pieces;
 }

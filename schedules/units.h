@@ -48,7 +48,7 @@ struct UnitGather {
 struct GatherPlan {
   std::vector<UnitGather> gathers;
   std::vector<std::int64_t> slot_bytes;
-  std::vector<Range> begin_with;            ///< by use: the gathers whose first use it is
+  std::vector<Range> begin_with;           ///< by use: the gathers whose first use it is
   std::vector<std::vector<int>> end_with;  ///< by use: those whose last use it is
 };
 

@@ -13,7 +13,8 @@ std::vector<ValidationPart> validation_order(const Pipeline& pipeline, int rank,
     return pipeline.stage_of({rank, part.chunk});
   };
   const auto when = [&](const ValidationPart& part) {
-    const std::int64_t time = pipeline.n_ranks == 1 ? part.microbatch : part.microbatch + stage(part);
+    const std::int64_t time =
+        pipeline.n_ranks == 1 ? part.microbatch : part.microbatch + stage(part);
     return std::tuple(time, part.microbatch, stage(part));
   };
   std::sort(parts.begin(), parts.end(),

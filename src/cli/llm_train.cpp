@@ -1,10 +1,11 @@
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -46,10 +47,10 @@ bool speaks() {
   return true;
 }
 
-/// Before MPI is up every rank finds the same fault. The launcher ends all ranks when one leaves, so
-/// the others give the one that speaks the time to; what only they found they say themselves.
+/// Before MPI is up every rank finds the same fault. The launcher ends all ranks when one leaves,
+/// so the others give the one that speaks the time to; what only they found they say themselves.
 [[noreturn]] void leave(ExitCode code, const std::string& message) {
-  if (!speaks()) std::this_thread::sleep_for(std::chrono::seconds(5));
+  if (!speaks()) sleep(5);
   fmt::print(stderr, "error: {}\n", message);
   std::exit(static_cast<int>(code));
 }

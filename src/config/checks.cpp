@@ -118,7 +118,9 @@ int resolve_zero_stage(const LoadedConfig& loaded) {
                        "or write parallel_strategy: zero",
                        *d.zero_stage));
   }
-  return static_cast<int>(d.zero_stage.value_or(strategy == "fsdp" ? 3 : strategy == "zero" ? 1 : 0));
+  return static_cast<int>(d.zero_stage.value_or(strategy == "fsdp"   ? 3
+                                                : strategy == "zero" ? 1
+                                                                     : 0));
 }
 
 namespace {

@@ -63,24 +63,30 @@ void shard_fields(Rows<DistributedConfig>& rows) {
            "Gradients are reduced in buckets of about so many bytes; never changes the numbers.")
       .in(between(4, 1LL << 40));
   rows.add("fsdp_mixed_precision", &D::fsdp_mixed_precision,
-           "Precision of compute and of gathered parameters under parallel_strategy fsdp, in place of "
-           "optimization.amp_dtype. Masters, moments, gradient sums and their messages stay float32.")
+           "Precision of compute and of gathered parameters under parallel_strategy fsdp, in place "
+           "of "
+           "optimization.amp_dtype. Masters, moments, gradient sums and their messages stay "
+           "float32.")
       .of({"fp32", "bf16", "fp16"});
   rows.add("fsdp_auto_wrap_min_params", &D::fsdp_auto_wrap_min_params,
-           "Under zero_stage 3 a module (embedding, block, head) of at least so many parameters is a "
-           "unit: gathered and given back as one. The others together are one more; 0 makes one unit "
+           "Under zero_stage 3 a module (embedding, block, head) of at least so many parameters is "
+           "a "
+           "unit: gathered and given back as one. The others together are one more; 0 makes one "
+           "unit "
            "of all. More mean fewer, bigger units, and more memory. Never changes the numbers.")
       .in(between(0, 1LL << 40));
   rows.add("fsdp_cpu_offload", &D::fsdp_cpu_offload,
            "Idle parameters in host memory, where those of ranks on CPUs always are.")
       .note("parameters of ranks on CPUs are in host memory already; it changes nothing");
   rows.add("fsdp_prefetch_units", &D::fsdp_prefetch_units,
-           "Units that are gathered ahead of the one in use; each takes its memory. Never changes the "
+           "Units that are gathered ahead of the one in use; each takes its memory. Never changes "
+           "the "
            "numbers.")
       .in(between(0, 1 << 16));
-  rows.add("fsdp_reshard_after_forward", &D::fsdp_reshard_after_forward,
-           "A unit is given back after its use and gathered again for the next one; false keeps it to "
-           "its last use in the step: fewer messages, more memory. Never changes the numbers.");
+  rows.add(
+      "fsdp_reshard_after_forward", &D::fsdp_reshard_after_forward,
+      "A unit is given back after its use and gathered again for the next one; false keeps it to "
+      "its last use in the step: fewer messages, more memory. Never changes the numbers.");
 }
 
 }  // namespace
@@ -88,10 +94,9 @@ void shard_fields(Rows<DistributedConfig>& rows) {
 std::vector<Field> distributed_fields() {
   using D = DistributedConfig;
   Rows<D> rows("distributed", &Config::distributed);
-  rows.add(
-          "parallel_strategy", &D::parallel_strategy,
-          "How ranks share the work. More than one rank needs ddp, zero, fsdp, pp or 3d (with "
-          "tp_size 1) in this version; one rank runs under each with the same bits.")
+  rows.add("parallel_strategy", &D::parallel_strategy,
+           "How ranks share the work. More than one rank needs ddp, zero, fsdp, pp or 3d (with "
+           "tp_size 1) in this version; one rank runs under each with the same bits.")
       .of({"ddp", "fsdp", "zero", "tp", "pp", "3d"});
   rows.add("tp_size", &D::tp_size,
            "Tensor-parallel ranks; 0 means all ranks under tp and 1 otherwise.")

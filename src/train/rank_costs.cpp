@@ -42,8 +42,7 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
     add(ledger, LedgerKind::weights, parameters + share,
         owned_bytes(layout, read, shape.unit_shape()));
     const std::vector<std::int64_t> slots = use_plan(s, rank).slot_bytes();
-    add(ledger, LedgerKind::weights,
-        fmt::format("parameters of units, {} at a time", slots.size()),
+    add(ledger, LedgerKind::weights, fmt::format("parameters of units, {} at a time", slots.size()),
         std::accumulate(slots.begin(), slots.end(), std::int64_t{0}));
   }
   if (s.model.compute != Dtype::f32) {

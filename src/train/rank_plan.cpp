@@ -79,8 +79,7 @@ BorrowedTable borrowed_table(const Settings& settings, int rank) {
 }
 
 /// By use of a list of layers: the units that it reads.
-std::vector<std::vector<int>> units_read(const Settings& settings,
-                                         const std::vector<Unit>& units,
+std::vector<std::vector<int>> units_read(const Settings& settings, const std::vector<Unit>& units,
                                          const std::vector<std::int64_t>& layers) {
   const std::vector<ParameterSpec> specs = parameters(settings.model);
   std::map<std::int64_t, std::vector<int>> of_layer;
@@ -100,12 +99,12 @@ std::vector<std::vector<int>> units_read(const Settings& settings,
 UsePlan use_plan(const Settings& settings, int rank) {
   UsePlan plan;
   const std::vector<Unit> units = units_of(settings, rank);
-  const UnitLayout layout = unit_layout(
-      layout_of(settings, rank), compute_layout(settings.model, layers_of(settings, rank)),
-      state_shape(settings, rank).unit_shape());
+  const UnitLayout layout = unit_layout(layout_of(settings, rank),
+                                        compute_layout(settings.model, layers_of(settings, rank)),
+                                        state_shape(settings, rank).unit_shape());
   const auto list_of = [&](std::vector<std::int64_t> layers) {
-    GatherPlan gathers = plan_gathers(units_read(settings, units, layers), layout.n_bytes,
-                                      settings.gather_policy);
+    GatherPlan gathers =
+        plan_gathers(units_read(settings, units, layers), layout.n_bytes, settings.gather_policy);
     return UseList{std::move(layers), std::move(gathers)};
   };
   const LayerRanges chunks = layers_of(settings, rank);
@@ -130,8 +129,7 @@ UsePlan use_plan(const Settings& settings, int rank) {
   for (int dp = 0; dp < settings.grid.dp; ++dp) {
     n = std::max(n, settings.validation.microbatches(dp, settings.grid.dp).size());
   }
-  const std::int64_t n_own =
-      settings.validation.microbatches(place.dp, settings.grid.dp).size();
+  const std::int64_t n_own = settings.validation.microbatches(place.dp, settings.grid.dp).size();
   for (const ValidationPart& part : validation_order(settings.pipeline, place.pp, n)) {
     plan.order.push_back(part.chunk);
     plan.is_own.push_back(part.microbatch < n_own);

@@ -47,9 +47,9 @@ std::string layers_text(const ModelConfig& config, const std::vector<std::int64_
 }
 
 std::string policy_text(const GatherPolicy& policy) {
-  return fmt::format("{} gathered ahead of use, {}", policy.n_ahead,
-                     policy.reshard ? "given back after each use"
-                                    : "kept to the last use of a step");
+  return fmt::format(
+      "{} gathered ahead of use, {}", policy.n_ahead,
+      policy.reshard ? "given back after each use" : "kept to the last use of a step");
 }
 
 }  // namespace
@@ -98,7 +98,8 @@ std::string unit_warning(const Settings& s) {
   const std::int64_t n_model = n_parameters(s.model);
   if (2 * largest.n_parameters <= n_model) return "";
   const std::string unit = fmt::format(
-      "warning: distributed.fsdp_auto_wrap_min_params is {}: one unit ({}) has {} of the model's {} "
+      "warning: distributed.fsdp_auto_wrap_min_params is {}: one unit ({}) has {} of the model's "
+      "{} "
       "parameters, and every rank holds it whole while it is used; ",
       s.unit_min_parameters, layers_text(s.model, largest.layers), largest.n_parameters, n_model);
   if (largest.layers.size() == 1) return unit + "no value makes a smaller one of it";

@@ -41,8 +41,8 @@ class Update {
         GradientReducer::Plan reducer{lane, n_lanes, 16, 64, 0, 1};
         if (is_sharded) reducer.piece_cuts = rank.cuts();
         rank.reducers.push_back(std::make_unique<GradientReducer>(
-            loop_, rank.queue, std::move(reducer), rank.group,
-            rank.state.layout().buckets, rank.state.flat_gradients(0),
+            loop_, rank.queue, std::move(reducer), rank.group, rank.state.layout().buckets,
+            rank.state.flat_gradients(0),
             GradientReducer::Outbox{port_to(rank.optimizer->reduced())}));
         loop_.spawn("reducer", rank.reducers.back()->run());
       }

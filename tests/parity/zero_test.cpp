@@ -79,9 +79,9 @@ TEST_CASE("P2: units of any size, gathered ahead or not, kept or not, have DDP's
         for (const std::int64_t min_parameters : {0, 15000, 1}) {
           for (const int n_ahead : {0, 1, 3}) {
             for (const bool reshard : {true, false}) {
-              INFO(name_of(compute) << (tied ? ", tied" : "") << ", dp " << dp << ", units of "
-                                    << min_parameters << ", " << n_ahead << " ahead"
-                                    << (reshard ? "" : ", kept"));
+              INFO(name_of(compute)
+                   << (tied ? ", tied" : "") << ", dp " << dp << ", units of " << min_parameters
+                   << ", " << n_ahead << " ahead" << (reshard ? "" : ", kept"));
               settings.unit_min_parameters = min_parameters;
               settings.gather_policy = {n_ahead, reshard};
               check_same(run_world(settings, 7, 20), expected);
@@ -224,8 +224,8 @@ TEST_CASE("units are gathered for validation in pipelines too, also by ranks wit
       settings.zero_stage = 3;
       for (const std::int64_t min_parameters : {0, 1}) {
         for (const int n_ahead : {0, 1, 4}) {
-          INFO((tied ? "tied, " : "") << "units of " << min_parameters << ", " << n_ahead
-                                      << " ahead");
+          INFO((tied ? "tied, " : "")
+               << "units of " << min_parameters << ", " << n_ahead << " ahead");
           settings.unit_min_parameters = min_parameters;
           settings.gather_policy.n_ahead = n_ahead;
           check_same(run_validated(settings, -1), expected);

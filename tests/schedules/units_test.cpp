@@ -1,5 +1,5 @@
-#include <catch2/catch.hpp>
 #include <algorithm>
+#include <catch2/catch.hpp>
 #include <numeric>
 
 #include "schedules/units.h"
@@ -70,8 +70,7 @@ TEST_CASE("a unit is gathered for its forward and again for its backward, but fo
   std::vector<int> units;
   for (const UnitGather& gather : plan.gathers) units.push_back(gather.unit);
   CHECK(units == std::vector<int>{0, 1, 2, 3, 4, 5, 4, 3, 2, 1});
-  const GatherPlan no_head =
-      plan_gathers({{0}, {1}, {2}, {2}, {1}}, {1, 1, 1}, {.n_ahead = 1});
+  const GatherPlan no_head = plan_gathers({{0}, {1}, {2}, {2}, {1}}, {1, 1, 1}, {.n_ahead = 1});
   CHECK(no_head.gathers.size() == 4);  // 2 stays between its two uses
 }
 

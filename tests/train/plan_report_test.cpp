@@ -208,8 +208,8 @@ TEST_CASE(
   by_block.unit_min_parameters = 2224;
   std::int64_t least = 0;
   for (const LedgerEntry& entry : memory_ledger(by_block, 3)) least += entry.n_bytes;
-  CHECK(last_line(2 * least)
-            .ends_with("ranks: zero_stage 3 with fsdp_auto_wrap_min_params: 2224 fits\n"));
+  CHECK(last_line(2 * least).ends_with(
+      "ranks: zero_stage 3 with fsdp_auto_wrap_min_params: 2224 fits\n"));
   CHECK(last_line(1 << 16).find("no zero_stage fits; lower training.batch_size") !=
         std::string::npos);
 }
@@ -268,7 +268,8 @@ TEST_CASE("stage 3 sends (D - 1) / D of the gradient and of each gather of a uni
   }
 }
 
-TEST_CASE("GPT-2 on four ranks: state and parameters of a rank are a quarter, and units in flight") {
+TEST_CASE(
+    "GPT-2 on four ranks: state and parameters of a rank are a quarter, and units in flight") {
   ModelConfig model = parity_gpt2();
   model.hidden_size = 768;
   model.n_layers = 12;
@@ -313,21 +314,24 @@ TEST_CASE("a unit of more than half of the model is warned about, with what make
   CHECK(unit_line(settings).empty());
   settings.zero_stage = 3;
   settings.unit_min_parameters = 100000;
-  CHECK(unit_warning(settings) ==
-        "warning: distributed.fsdp_auto_wrap_min_params is 100000: one unit (embedding, blocks 0-7, "
-        "final norm, head) has 18448 of the model's 18448 parameters, and every rank holds it whole "
-        "while it is used; 2224 makes each block a unit");
+  CHECK(
+      unit_warning(settings) ==
+      "warning: distributed.fsdp_auto_wrap_min_params is 100000: one unit (embedding, blocks 0-7, "
+      "final norm, head) has 18448 of the model's 18448 parameters, and every rank holds it whole "
+      "while it is used; 2224 makes each block a unit");
   CHECK(unit_line(settings) ==
         "units: 1, the largest of 18448 parameters; 1 gathered ahead of use, given back after each "
         "use");
   settings.unit_min_parameters = 2224;
   CHECK(unit_warning(settings).empty());
-  CHECK(plan_text(settings, 2).find("  block 7                                            2224    ") !=
+  CHECK(plan_text(settings, 2)
+            .find("  block 7                                            2224    ") !=
         std::string::npos);
   settings.gather_policy = {.n_ahead = 3, .reshard = false};
-  CHECK(unit_line(settings) ==
-        "units: 9, the largest of 2224 parameters; 3 gathered ahead of use, kept to the last use of "
-        "a step");
+  CHECK(
+      unit_line(settings) ==
+      "units: 9, the largest of 2224 parameters; 3 gathered ahead of use, kept to the last use of "
+      "a step");
   settings.model.vocab_size = 3000;
   set_pipeline(settings);
   CHECK(unit_warning(settings).ends_with("no value makes a smaller one of it"));
