@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "actors/stage.h"
+#include "src/rt/clock.h"
 
 namespace llm {
 Task<> Stage::validate(std::int64_t step, std::int64_t round) {
@@ -38,8 +39,9 @@ Task<> Stage::validate_one(std::int64_t step, std::int64_t round, int c, std::in
   }
   const Leased x = co_await validation_for(c, k, validation_rows_[static_cast<std::size_t>(i)]);
   LossSum loss;
+  const std::int64_t begin_ns = now_ns();
   co_await compute_.validate(step + 1, c, held_validation_.at(i), x.tensor, loss);
-  co_await computed("V", i);
+  co_await computed("V", i, begin_ns);
   if (is_last(own.stage)) {
     x.lease.give_back();
     const std::int64_t first =

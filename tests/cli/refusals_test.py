@@ -140,6 +140,15 @@ class Refusals(program.ProgramTest):
     def test_an_unknown_option_is_one_line_on_three_ranks(self):
         self.check(64, ["--frobnicate"], ["--frobnicate"], ranks=3, seconds=10)
 
+    def test_ranks_that_do_not_speak_leave_after_the_one_that_does(self):
+        """Or the launcher ends it before it has said why."""
+        silent = self.start("--frobnicate", env={"OMPI_COMM_WORLD_RANK": "1"})
+        speaks = self.llm_train("--frobnicate", env={"OMPI_COMM_WORLD_RANK": "0"})
+        self.assertEqual((speaks.code, len(speaks.causes())), (64, 1), speaks)
+        self.assertIsNone(silent.poll(), "the other one is still there")
+        done = self.finish(silent)
+        self.assertEqual((done.code, len(done.causes())), (64, 1), "what only it found it says in the end")
+
     def test_a_process_alone_in_a_job_of_four_is_refused(self):
         self.check(78, ["Slurm says 4 ranks", "sees 1", "srun --mpi=pmix"], self.configuration(None, []),
                    env={"SLURM_NTASKS": "4"})
