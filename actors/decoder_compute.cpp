@@ -178,7 +178,9 @@ BlockSaved DecoderCompute::saved_for(const Pass& p, const At& at, std::int64_t l
 
 Task<> DecoderCompute::backward(At at, const Microbatch& microbatch, MutView grad, LossSum& loss) {
   InFlight& flight = in_flight(at);
-  const Pass p = pass(flight.batch, flight.first_sample, at.step, true);
+  Pass p = pass(flight.batch, flight.first_sample, at.step, true);
+  p.labels = microbatch.labels;
+  p.loss_scale = loss_scale_;
   co_await acquire_head(at);
   head_backward(p, at, microbatch, grad, loss);
   const Range blocks = blocks_of(at.chunk);
@@ -202,7 +204,9 @@ Task<> DecoderCompute::backward_input(At at, const Microbatch& microbatch, MutVi
   InFlight& flight = in_flight(at);
   co_await acquire_head(at);
   flight.deltas = take(free_deltas_, delta_bytes_);
-  const Pass p = pass(flight.batch, flight.first_sample, at.step, true);
+  Pass p = pass(flight.batch, flight.first_sample, at.step, true);
+  p.labels = microbatch.labels;
+  p.loss_scale = loss_scale_;
   head_backward(p, at, microbatch, grad, loss);
   const Range blocks = blocks_of(at.chunk);
   for (std::int64_t layer = blocks.end - 1; layer >= blocks.begin; --layer) {

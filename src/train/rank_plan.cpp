@@ -153,8 +153,12 @@ bool reads_tokens(const Settings& settings, int rank) {
   return rank == holders.copy || (settings.model.tie_embeddings && rank == holders.owner);
 }
 
-bool reads_labels(const Settings& settings, int rank) {
+bool has_head(const Settings& settings, int rank) {
   return rank == embedding_holders(settings, rank).owner;
+}
+
+bool reads_labels(const Settings& settings, int rank) {
+  return has_head(settings, rank) || settings.model.is_mixture();
 }
 
 }  // namespace llm

@@ -228,6 +228,7 @@ void Trainer::make_feeds() {
                                                 .n_ranks = settings_.grid.n_ranks(),
                                                 .has_tokens = reads_tokens(settings_, rank),
                                                 .has_labels = reads_labels(settings_, rank),
+                                                .counts_labels = has_head(settings_, rank),
                                                 .first_step = 0,
                                                 .n_steps = settings_.n_steps},
                                  *inputs_.train, inputs_.stop_requested,
