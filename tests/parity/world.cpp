@@ -245,6 +245,15 @@ ModelConfig parity_llama(float dropout) {
   return config;
 }
 
+ModelConfig parity_mixtral(float dropout) {
+  ModelConfig config = parity_llama(dropout);
+  config.n_experts = 4;
+  config.top_k = 2;
+  config.intermediate_size = 24;
+  config.router_weights = {.balance = 0.1f, .z = 0.01f};
+  return config;
+}
+
 Settings parity_settings(const ModelConfig& model, int dp, std::vector<std::int64_t> samples,
                          int n_accumulation_steps, std::int64_t n_steps) {
   Settings settings;
