@@ -63,9 +63,11 @@ struct BlockDeltas {
 };
 
 /// The sum of the losses of a microbatch's valid tokens, added in token order, and their number.
+/// The head sets them.
 struct LossSum {
   double sum = 0;
   std::int64_t n_valid = 0;
+  RouterLosses router;  ///< of a mixture's blocks, see Pass::router_losses
 };
 
 /// A decoder's formulas as plain functions over one layer each: whoever owns a range of layers

@@ -233,8 +233,9 @@ void count_gathers(StepTraffic& traffic, const Settings& s, int rank, const Flat
 StepTraffic step_traffic(const Settings& s, int rank) {
   StepTraffic traffic = stage_traffic(s, rank);
   const bool tells_losses = rank != 0 && has_head(s, rank);
-  traffic.n_control_messages =
-      s.grid.n_ranks() - 1 + (tells_losses ? s.partition.n_microbatches() : 0);
+  traffic.n_control_messages = s.grid.n_ranks() - 1 +
+                               (tells_losses ? s.partition.n_microbatches() : 0) +
+                               (rank != 0 && s.model.is_mixture() ? 1 : 0);
   const FlatLayout layout = model_layout(s.model, layers_of(s, rank), s.bucket_bytes);
   count_reductions(traffic, s, place_of(s.grid, rank).dp, layout);
   if (s.zero_stage > 0) count_gathers(traffic, s, rank, layout);

@@ -1,4 +1,5 @@
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -104,13 +105,31 @@ TEST_CASE("P2: pipelines of a Llama with grouped queries have the bits of one ra
 }
 
 TEST_CASE("P2: pipelines of a mixture of experts have the bits of one rank, recomputed or not") {
-  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    for (const bool tied : {true, false}) {
-      Settings one = flushes_of(deep(parity_mixtral(0.1f), tied), 1, 4, 1);
-      one.model.compute = dtype;
-      check_every_pipeline(one);
-      one.recompute_blocks = true;
-      check_every_pipeline(one);
+  for (const bool tied : {true, false}) {
+    Settings one = flushes_of(deep(parity_mixtral(0.1f), tied), 1, 4, 1);
+    check_every_pipeline(one);
+    one.model.compute = Dtype::bf16;
+    one.recompute_blocks = true;
+    check_every_pipeline(one);
+  }
+}
+
+TEST_CASE("the router's losses are told of every block, once, in every layout") {
+  const Settings one = flushes_of(deep(parity_mixtral(0.1f), true), 1, 4, 2);
+  const Outcome expected = run_world(one, 1, 20);
+  REQUIRE(expected.router_losses[0].balance == Approx(1).margin(0.1));
+  REQUIRE(expected.router_losses[0].z == Approx(std::log(4) * std::log(4)).epsilon(0.1));
+  for (const int dp : {1, 2}) {
+    for (const NamedChoice& named : every_schedule(3)) {
+      INFO("dp " << dp << ", " << named.name);
+      const Settings settings =
+          in_pipeline(flushes_of(deep(parity_mixtral(0.1f), true), dp, 4, 2 / dp), named.choice);
+      const Outcome outcome = run_world(settings, 1, 20);
+      for (std::size_t step = 0; step < 5; ++step) {
+        const RouterLosses& router = expected.router_losses[step];
+        CHECK(outcome.router_losses[step].balance == Approx(router.balance).epsilon(1e-12));
+        CHECK(outcome.router_losses[step].z == Approx(router.z).epsilon(1e-12));
+      }
     }
   }
 }

@@ -143,6 +143,7 @@ TrainerInputs World::inputs(int rank) {
   inputs.step_done = Port<StepMetrics>([this](std::int64_t step, StepMetrics metrics) {
     CHECK_CONTRACT(step == metrics.step, "metrics are keyed by their step");
     outcome_.losses.push_back(metrics.loss);
+    outcome_.router_losses.push_back(metrics.router);
     outcome_.reports.push_back(metrics.report);
     options_.after_step(step);
   });

@@ -75,6 +75,7 @@ struct Outcome {
   Weights weights;
   Weights gradients;  ///< of the last step, see gradients_of
   std::vector<double> losses;
+  std::vector<RouterLosses> router_losses;  ///< means, by step
   std::vector<StepReport> reports;
   std::vector<ValidationMetrics> validations;
   std::vector<std::int64_t> n_steps_done;  ///< by rank
