@@ -13,6 +13,8 @@ namespace {
 
 /// Weights that a tile turns on their side, or widens: 1 MiB stays in a core's cache.
 constexpr std::int64_t slab_elements = 1 << 18;
+/// Weights of bf16 that are multiplied in one piece: 8 MiB.
+constexpr std::int64_t whole_elements = 1 << 22;
 /// Rows of one product: a row's bits do not depend on whether they are 16 or 79.
 constexpr std::int64_t block_rows = 64;
 /// Rows that are widened at a time where a sum goes over rows.
@@ -73,13 +75,21 @@ Tile tile_of(const Cut& cut, std::int64_t index) {
   return tile;
 }
 
-/// Slabs of `n_features` outputs with `n_terms` terms each, and rows for a tile's worth of work.
+/// Outputs with `n_terms` terms each that a product has at most.
+std::int64_t most_features(Dtype dtype, std::int64_t n_features, std::int64_t n_terms) {
+  // The library packs weights of bf16 itself, and is faster when it has all of them.
+  if (multiplies_bf16(dtype) && n_features * n_terms <= whole_elements) return n_features;
+  return std::max<std::int64_t>(64, slab_elements / std::max<std::int64_t>(1, n_terms) / 64 * 64);
+}
+
+/// Slabs of outputs, and rows for a tile's worth of work.
 Cut cut_products(const View& begins, Dtype dtype, std::int64_t n_rows, std::int64_t n_features,
                  std::int64_t n_terms) {
-  const std::int64_t slab = slab_elements / std::max<std::int64_t>(1, n_terms) / 64 * 64;
-  const RowCut features{n_features, std::max<std::int64_t>(64, slab), least_product_rows};
+  const RowCut features{n_features,
+                        std::max<std::int64_t>(1, most_features(dtype, n_features, n_terms)),
+                        least_product_rows};
   const std::int64_t row_flops = 2 * n_terms * features.most_rows();
-  const RowCut rows = multiplies_bf16(dtype) ? cut_by_bf16_flops(n_rows, row_flops)
+  const RowCut rows = multiplies_bf16(dtype) ? cut_by_bf16_flops(n_rows, row_flops, 1)
                                              : cut_by_flops(n_rows, row_flops);
   return {begins, features, n_rows, rows.rows_per_tile};
 }
