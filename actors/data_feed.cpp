@@ -72,7 +72,7 @@ void DataFeed::feed(std::int64_t step) {
     if (plan_.has_tokens || plan_.has_labels) {
       fetch_batch(source_, {position, position + samples.size()}, out_of(tokens, labels));
     }
-    if (plan_.has_labels) {
+    if (plan_.has_labels && plan_.counts_labels) {
       const std::int32_t* const label = labels.as<std::int32_t>();
       facts.n_valid += n_tokens - std::count(label, label + n_tokens, ignored_label);
     }

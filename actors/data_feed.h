@@ -17,8 +17,8 @@ namespace llm {
 ///
 ///   receives  parameters_updated(step)   from the optimizer: step - 1 is over, its buffer is free
 ///   sends     microbatch(step * A + m)   to the stage
-///             step_facts(step * n_ranks + rank)  to the optimizer of every rank: valid tokens (a
-///             microbatch's are counted where its labels are), stop
+///             step_facts(step * n_ranks + rank)  to the optimizer of every rank: valid tokens (of
+///             a pipeline from one rank that has the labels), stop
 ///   holds     tokens and labels of two steps, where the rank's stages read them
 class DataFeed {
  public:
@@ -29,6 +29,7 @@ class DataFeed {
     int n_ranks = 1;
     bool has_tokens = true;  ///< views of what the rank does not read are empty
     bool has_labels = true;
+    bool counts_labels = true;  ///< one rank of each pipeline does
     std::int64_t first_step = 0;
     std::int64_t n_steps = 0;
   };

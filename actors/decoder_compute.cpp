@@ -101,6 +101,12 @@ Pass DecoderCompute::pass(std::int64_t batch, std::int64_t first_sample, std::in
           .first_sample = first_sample};
 }
 
+void DecoderCompute::set_losses(Pass& p, const Microbatch& microbatch, LossSum& loss) const {
+  p.labels = microbatch.labels;
+  p.loss_scale = loss_scale_;
+  p.router_losses = &loss.router;
+}
+
 Range DecoderCompute::blocks_of(int chunk) const {
   return blocks_in(decoder_.config(), plan_.chunks[static_cast<std::size_t>(chunk)]);
 }
@@ -209,7 +215,8 @@ BlockSaved DecoderCompute::saved_for(const Pass& p, const At& at, std::int64_t l
 
 Task<> DecoderCompute::backward(At at, const Microbatch& microbatch, MutView grad, LossSum& loss) {
   InFlight& flight = in_flight(at);
-  const Pass p = pass(flight.batch, flight.first_sample, at.step, true);
+  Pass p = pass(flight.batch, flight.first_sample, at.step, true);
+  set_losses(p, microbatch, loss);
   co_await acquire_head(at);
   head_backward(p, at, microbatch, grad, loss);
   const Range blocks = blocks_of(at.chunk);
@@ -234,7 +241,8 @@ Task<> DecoderCompute::backward_input(At at, const Microbatch& microbatch, MutVi
   InFlight& flight = in_flight(at);
   co_await acquire_head(at);
   flight.deltas = take(free_deltas_, delta_bytes_);
-  const Pass p = pass(flight.batch, flight.first_sample, at.step, true);
+  Pass p = pass(flight.batch, flight.first_sample, at.step, true);
+  set_losses(p, microbatch, loss);
   head_backward(p, at, microbatch, grad, loss);
   const Range blocks = blocks_of(at.chunk);
   for (std::int64_t layer = blocks.end - 1; layer >= blocks.begin; --layer) {

@@ -66,6 +66,7 @@ class DecoderCompute : public StageCompute {
   };
 
   Pass pass(std::int64_t batch, std::int64_t first_sample, std::int64_t step, bool training);
+  void set_losses(Pass& p, const Microbatch& microbatch, LossSum& loss) const;
   Range blocks_of(int chunk) const;
   bool has(int chunk, std::int64_t layer) const;
   Write write(int m) const;

@@ -6,6 +6,7 @@
 #include "src/rt/inbox.h"
 #include "src/rt/port.h"
 #include "src/rt/task.h"
+#include "tensor/ops/router.h"
 
 namespace llm {
 
@@ -15,6 +16,7 @@ struct StepMetrics {
   double loss = 0;  ///< mean over the global batch's valid tokens, in nats; 0 where there are none
   double seconds = 0;
   StepReport report;
+  RouterLosses router;  ///< of a mixture: means over valid tokens and blocks
 };
 struct ValidationMetrics {
   std::int64_t step = 0;  ///< the last step before it
@@ -28,12 +30,15 @@ struct ValidationMetrics {
 ///
 ///   receives  loss(step * N + global m)                 from every stage that has the head
 ///             validation_loss(round * N' + global i)    likewise
+///             router_losses(step * ranks + rank)        of a mixture, from the stage of every rank
 ///             step_report(step)                         from this rank's optimizer
 ///   sends     step_done(step), validation_done(step)    to whoever records them
 class Metrics {
  public:
   struct Plan {
     int n_global_microbatches = 1;  ///< N
+    int n_router_ranks = 0;         ///< ranks that tell router_losses; 0: no mixture
+    std::int64_t n_routers = 0;     ///< blocks of the model with a router
     ValidationPlan validation;      ///< N' is its n_microbatches()
     std::int64_t first_step = 0;
     std::int64_t n_steps = 0;
@@ -47,14 +52,18 @@ class Metrics {
 
   Inbox<LossReport>& loss() { return loss_; }
   Inbox<LossReport>& validation_loss() { return validation_loss_; }
+  Inbox<RouterLosses>& router_losses() { return router_losses_; }
   Inbox<StepReport>& step_report() { return step_report_; }
   Task<> run();
 
  private:
+  Task<RouterLosses> take_router_losses(std::int64_t step);
+
   const Plan plan_;
   const Outbox out_;
   Inbox<LossReport> loss_;
   Inbox<LossReport> validation_loss_;
+  Inbox<RouterLosses> router_losses_;
   Inbox<StepReport> step_report_;
 };
 

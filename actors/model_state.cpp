@@ -37,6 +37,7 @@ bool is_mlp(Role role) {
   switch (role) {
     case Role::norm2_weight:
     case Role::norm2_bias:
+    case Role::router_weight:
     case Role::gate_weight:
     case Role::gate_bias:
     case Role::up_weight:

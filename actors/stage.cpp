@@ -258,6 +258,7 @@ Task<> Stage::run_step(std::int64_t step) {
     }
   }
   CHECK_CONTRACT(inputs_.empty(), "every forward had its backward");
+  if (plan_.has_routers) out_.router_losses(step, std::exchange(router_losses_, {}));
   if (plan_.tied && is_here(plan_.pipeline.n_stages() - 1)) {
     const int n = plan_.n_microbatches();
     for (int m = std::max(0, n - plan_.n_embedding_gradients); m < n; ++m) {
@@ -332,6 +333,8 @@ Task<> Stage::backward(At at, Action::Kind kind) {
     embedding_microbatches_.put(key(at), microbatch);
   }
   co_await computed(is_whole ? "B" : "I", at.m, begin_ns);
+  router_losses_.balance += loss.router.balance;
+  router_losses_.z += loss.router.z;
   if (is_last(chunk(at.chunk).stage)) {
     const std::int64_t global =
         at.step * plan_.n_global_microbatches + plan_.first_microbatch + at.m;

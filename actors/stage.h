@@ -27,8 +27,9 @@ namespace llm {
 ///             activations and gradients    from the ranks of the neighbouring stages
 ///   sends     activations and gradients    to them
 ///             validation_wanted(round * n + i)  to the validation feed
-///             loss(step * N + global m)    to metrics, validation_loss(round * N' + global i):
-///             where the last stage is
+///             router_losses(step)          to metrics, of the rank's blocks where they are
+///             mixtures loss(step * N + global m)    to metrics, validation_loss(round * N' +
+///             global i): where the last stage is
 ///   holds     the leases of what its chunks read; activations are the compute's
 class Stage {
  public:
@@ -39,6 +40,7 @@ class Stage {
     int first_tag = 0;              ///< two for each stage, and two more
     int n_gradient_buffers = 1;     ///< of each boundary
     int n_embedding_gradients = 1;  ///< of a tied embedding, at a time
+    bool has_routers = false;       ///< blocks are mixtures of experts
     bool tied = false;              ///< the first stage embeds with the last one's table
     std::vector<std::int64_t> microbatch_samples = {1};  ///< of one flush
     int n_accumulation_steps = 1;                        ///< flushes a step
@@ -62,6 +64,7 @@ class Stage {
     Port<LossReport> loss;
     Port<LossReport> validation_loss;
     Port<Ready> validation_wanted;
+    Port<RouterLosses> router_losses = {};  ///< where the plan has routers
   };
 
   Stage(Transport& transport, Queue& queue, Plan plan, StageCompute& compute, Outbox out);
@@ -134,6 +137,7 @@ class Stage {
   std::deque<Chunk> chunks_;
   BufferRing own_ring_;           // gradients of the last stage's input, x of validation
   Inbox<Ready> activation_sent_;  // flight_key
+  RouterLosses router_losses_;    // of this step
   Inbox<Ready> embedding_added_;  // step * A + m: a tied embedding's gradient of m is whole
   std::unique_ptr<TensorSender> embedding_sender_;      // on the first stage's rank
   std::unique_ptr<TensorReceiver> embedding_receiver_;  // on the last stage's

@@ -28,7 +28,8 @@ class StageCompute {
   /// release(at).
   virtual Task<MutView> forward(At at, const Microbatch& microbatch, View input) = 0;
   /// `grad`, of the chunk's output, becomes that of its input, in place. On the model's last stage
-  /// it is only set, and `loss` is set too.
+  /// it is only set, and `loss` is set too. What a mixture's routers lose is added to `loss` on
+  /// every stage.
   virtual Task<> backward(At at, const Microbatch& microbatch, MutView grad, LossSum& loss) = 0;
   /// backward in two halves: this one has its arguments and results, and the other the gradients
   /// that nobody waits for.

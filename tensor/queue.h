@@ -26,10 +26,11 @@ class Queue {
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
   Device device() const { return device_; }
+  int n_threads() const { return pool_ == nullptr ? 1 : pool_->n_threads(); }
 
   /// Puts tiles 0 .. n_tiles-1 of `op` at the end. A tile reads nothing that another tile of the
-  /// same op writes; its cut is a function of the op's shape alone. `op` is a literal, kept by
-  /// pointer.
+  /// same op writes; its cut is a function of the op's shape alone, or one that no bit depends on.
+  /// `op` is a literal, kept by pointer.
   void tiles(const char* op, std::int64_t n_tiles, std::function<void(std::int64_t tile)> run);
   /// Puts one piece of work at the end.
   void work(const char* op, std::function<void()> run);

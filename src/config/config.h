@@ -20,6 +20,11 @@ struct ModelSection {
   std::int64_t num_layers = 2;
   double dropout = 0.1;
   bool use_glu = false;
+  std::string mlp_impl = "mlp";  ///< mlp, moe
+  std::int64_t num_experts = 0;
+  std::int64_t top_k = 0;
+  double router_aux_loss_coef = 0.01;
+  double router_z_loss_coef = 0.001;
   std::int64_t vocab_size = 50257;
   std::int64_t max_seq_len = 512;
   std::string norm_impl = "layer_norm";  ///< layer_norm, rms_norm
@@ -37,6 +42,7 @@ struct ModelSection {
   std::int64_t n_kv_heads() const { return num_kv_heads.value_or(num_heads); }
   std::int64_t mlp_size() const { return intermediate_size.value_or(4 * hidden_size); }
   std::int64_t head_size() const { return hidden_size / num_heads; }
+  bool is_mixture() const { return mlp_impl == "moe"; }
   bool operator==(const ModelSection&) const = default;
 };
 

@@ -10,16 +10,6 @@ void guide_only(Rows<ModelSection>& rows) {
       .note("causal grouped-query attention on tiles is what every value means here");
   rows.guide("attn_sparse", Kind::text, "Sparse attention patterns of the guide's.")
       .never_but({Value{}}, "attention is dense and causal; remove the field");
-  rows.guide("mlp_impl", Kind::text, "MLP of the guide's registry.")
-      .of({"mlp"})
-      .without("moe", "mixtures of experts are not in this version; write mlp_impl: mlp")
-      .note("the dense MLP is the only one here");
-  rows.guide("num_experts", Kind::integer, "Experts of a mixture.")
-      .in(between(0, count_max))
-      .later({Value{}, std::int64_t{0}}, "write num_experts: 0");
-  rows.guide("top_k", Kind::integer, "Experts that a token visits.")
-      .in(between(0, count_max))
-      .later({Value{}, std::int64_t{0}}, "write top_k: 0");
   rows.guide("use_kv_cache", Kind::boolean, "Key and value cache for generation.")
       .never_but({Value{}, false}, "training never caches; remove the field")
       .note("training never caches keys and values");
@@ -29,6 +19,29 @@ void guide_only(Rows<ModelSection>& rows) {
   rows.guide("use_alibi", Kind::boolean, "Linear attention biases instead of positions.")
       .never_but({Value{}, false}, "write use_rope: true or pos_encoding_learned: true")
       .note("there are no linear attention biases here");
+}
+
+void mixture(Rows<ModelSection>& rows) {
+  using M = ModelSection;
+  rows.add(
+          "mlp_impl", &M::mlp_impl,
+          "One MLP for every token, or in every block a mixture of num_experts of them (moe), each "
+          "of intermediate_size, of which a token visits top_k; no token is dropped.")
+      .of({"mlp", "moe"});
+  rows.add("num_experts", &M::num_experts, "Experts of each block's mixture.")
+      .in(between(0, 1 << 16));
+  rows.add(
+          "top_k", &M::top_k,
+          "Experts that a token visits, weighed by the softmax of their router logits; with 1 only "
+          "the two losses below train the router.")
+      .in(between(0, 1 << 16));
+  rows.add("router_aux_loss_coef", &M::router_aux_loss_coef,
+           "Weight of each mixture's load-balance loss, which is 1 for even probabilities. It is "
+           "trained on; the printed loss is without it.")
+      .in(between(0, 1000));
+  rows.add("router_z_loss_coef", &M::router_z_loss_coef,
+           "Weight of each mixture's z loss, which keeps router logits small.")
+      .in(between(0, 1000));
 }
 
 }  // namespace
@@ -45,7 +58,7 @@ std::vector<Field> model_fields() {
            "num_heads.")
       .in(between(1, 1 << 20));
   rows.add("intermediate_size", &M::intermediate_size,
-           "Width of the MLP (F); null means 4 x hidden_size.")
+           "Width of the MLP, or of each expert (F); null means 4 x hidden_size.")
       .in(between(1, 1 << 24));
   rows.add("num_layers", &M::num_layers, "Decoder blocks.").in(between(1, 1 << 16));
   rows.add("dropout", &M::dropout,
@@ -54,6 +67,7 @@ std::vector<Field> model_fields() {
       .in(from_below(0, 1));
   rows.add("use_glu", &M::use_glu,
            "Gated MLP, activation(gate x) * up x; with mlp_activation silu it is SwiGLU.");
+  mixture(rows);
   rows.add("vocab_size", &M::vocab_size,
            "Rows of the embedding and of the head (V); at least the tokenizer's ids.")
       .in(between(1, (1LL << 31) - 1));

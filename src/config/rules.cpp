@@ -57,6 +57,26 @@ void check_model(const LoadedConfig& loaded) {
   }
 }
 
+void check_mixture(const LoadedConfig& loaded) {
+  const ModelSection& model = loaded.config.model;
+  const auto refuse_field = [&](const char* field, std::int64_t value, const std::string& why) {
+    refuse(place_of(loaded, {field, "model.mlp_impl"}), field, fmt::format("{} {}", value, why));
+  };
+  if (!model.is_mixture()) {
+    const char* const contradiction = "contradicts model.mlp_impl mlp; write mlp_impl: moe, or 0";
+    if (model.num_experts > 0) refuse_field("model.num_experts", model.num_experts, contradiction);
+    if (model.top_k > 0) refuse_field("model.top_k", model.top_k, contradiction);
+    return;
+  }
+  const char* const none = "contradicts model.mlp_impl moe; write 1 or more, or mlp_impl: mlp";
+  if (model.num_experts == 0) refuse_field("model.num_experts", 0, none);
+  if (model.top_k == 0) refuse_field("model.top_k", 0, none);
+  if (model.top_k > model.num_experts) {
+    refuse_field("model.top_k", model.top_k,
+                 fmt::format("is more than model.num_experts {}; lower it", model.num_experts));
+  }
+}
+
 void check_lengths(const LoadedConfig& loaded) {
   const Config& config = loaded.config;
   if (config.data.max_seq_len > config.model.max_seq_len) {
@@ -156,6 +176,11 @@ void note_idle_fields(LoadedConfig& loaded) {
   const Config defaults;
   note(config.model.rope_theta != defaults.model.rope_theta && !config.model.use_rope,
        "model.rope_theta", "without model.use_rope: true");
+  const bool is_mixture = config.model.is_mixture();
+  note(config.model.router_aux_loss_coef != defaults.model.router_aux_loss_coef && !is_mixture,
+       "model.router_aux_loss_coef", "without model.mlp_impl: moe");
+  note(config.model.router_z_loss_coef != defaults.model.router_z_loss_coef && !is_mixture,
+       "model.router_z_loss_coef", "without model.mlp_impl: moe");
   note(config.training.wsd_decay_steps && config.training.scheduler_type != "wsd",
        "training.wsd_decay_steps", "without training.scheduler_type: wsd");
   note(config.data.shuffle_buffer != defaults.data.shuffle_buffer && !config.data.shuffle,
@@ -204,6 +229,7 @@ Place place_of(const LoadedConfig& loaded, std::initializer_list<const char*> fi
 
 void check_together(LoadedConfig& loaded) {
   check_model(loaded);
+  check_mixture(loaded);
   check_lengths(loaded);
   check_grid(loaded);
   note_idle_fields(loaded);

@@ -37,10 +37,12 @@ void transpose(const float* x, std::int64_t n_rows, std::int64_t n_columns, floa
 
 bool is_gpt2(const ModelConfig& config) {
   return has_gpt2_names(config) && config.positions == Positions::learned && config.qkv_bias &&
-         config.mlp_bias && !config.lm_head_bias;
+         config.mlp_bias && !config.lm_head_bias && !config.is_mixture();
 }
 
+/// With or without a mixture: Mixtral is a Llama with experts and without biases.
 bool is_llama(const ModelConfig& config) {
+  if (config.is_mixture() && (config.qkv_bias || config.mlp_bias)) return false;
   return config.norm == Norm::rms_norm && config.positions == Positions::rotary && config.gated &&
          !config.lm_head_bias;
 }
@@ -107,6 +109,20 @@ nlohmann::ordered_json llama_config(const ModelConfig& config) {
       {"rope_theta", theta},
       {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", theta}}},
       {"torch_dtype", "float32"}};
+}
+
+nlohmann::ordered_json mixtral_config(const ModelConfig& config) {
+  nlohmann::ordered_json json = llama_config(config);
+  json["architectures"] = {"MixtralForCausalLM"};
+  json["model_type"] = "mixtral";
+  json.erase("attention_bias");
+  json.erase("mlp_bias");
+  json["num_local_experts"] = config.n_experts;
+  json["num_experts_per_tok"] = config.top_k;
+  json["router_aux_loss_coef"] = decimal(config.router_weights.balance);
+  json["output_router_logits"] = false;
+  json["sliding_window"] = nullptr;
+  return json;
 }
 
 }  // namespace
@@ -183,6 +199,7 @@ void read_hf_weights(const std::filesystem::path& path,
 
 std::optional<std::string> hf_config_json(const ModelConfig& config) {
   if (is_gpt2(config)) return gpt2_config(config).dump(2) + "\n";
+  if (is_llama(config) && config.is_mixture()) return mixtral_config(config).dump(2) + "\n";
   if (is_llama(config)) return llama_config(config).dump(2) + "\n";
   return std::nullopt;
 }

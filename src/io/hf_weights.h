@@ -35,8 +35,8 @@ void write_hf_weights(const std::filesystem::path& folder,
 void read_hf_weights(const std::filesystem::path& file,
                      const std::vector<ParameterSpec>& parameters, std::span<const MutView> values);
 
-/// The config.json under which Hugging Face's GPT2LMHeadModel or LlamaForCausalLM computes the same
-/// as this model, or nothing when neither can express it.
+/// The config.json under which Hugging Face's GPT2LMHeadModel, LlamaForCausalLM or
+/// MixtralForCausalLM computes the same as this model, or nothing when none can express it.
 std::optional<std::string> hf_config_json(const ModelConfig& config);
 
 }  // namespace llm

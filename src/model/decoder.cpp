@@ -51,7 +51,8 @@ void sum_losses(Queue& queue, View losses, View labels, LossSum& loss) {
       total.sum += static_cast<double>(each[i]);
       ++total.n_valid;
     }
-    loss = total;
+    loss.sum = total.sum;
+    loss.n_valid = total.n_valid;
   });
 }
 

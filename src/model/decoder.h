@@ -7,6 +7,7 @@
 #include "src/model/parameters.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/linear.h"
+#include "tensor/ops/router.h"
 #include "tensor/queue.h"
 #include "tensor/storage.h"
 #include "tensor/view.h"
@@ -24,11 +25,17 @@ struct Pass {
   std::uint64_t seed = 0;
   std::int64_t step = 0;
   std::int64_t first_sample = 0;  ///< global index of the microbatch's first sample in the step
+  /// For the router's losses of a mixture, in block_backward and block_backward_input: labels (n)
+  /// and the scale of head_forward_backward; their values are added to `router_losses`, if any.
+  View labels = {};
+  float loss_scale = 1;
+  RouterLosses* router_losses = nullptr;
   std::int64_t n_tokens() const { return batch * seq_len; }
 };
 
 /// What a block keeps from its forward for its backward; all but `x` lie in the arena of the
-/// microbatch. Norm outputs and activations are computed again in backward.
+/// microbatch. Norm outputs and activations are computed again in backward. The mlp's rows are the
+/// n tokens, or a mixture's n * top_k grouped rows.
 struct BlockSaved {
   View x;                ///< (n, C) the block's input
   MutView mean1, rstd1;  ///< (n); mean1 and mean2 are empty under RMSNorm
@@ -37,24 +44,30 @@ struct BlockSaved {
   MutView log_sum_exp;   ///< (batch, n_heads, seq_len)
   MutView middle;        ///< (n, C) x + attention
   MutView mean2, rstd2;  ///< (n)
-  MutView gate;          ///< (n, F) before the activation; empty unless gated
-  MutView up;            ///< (n, F) before the activation unless gated
+  MutView gate;          ///< (rows, F) before the activation; empty unless gated
+  MutView up;            ///< (rows, F) before the activation unless gated
+  Routing routing;       ///< of a mixture
+  MutView expert_out;    ///< (rows, C) of a mixture, before tokens combine it
   MutView y;             ///< (n, C) the block's output
 };
 
 /// Gradients inside a block that block_backward_weight needs from block_backward_input.
 struct BlockDeltas {
   MutView mlp_out;        ///< (n, C)
-  MutView gate;           ///< (n, F), empty unless gated
-  MutView up;             ///< (n, F)
+  MutView expert_out;     ///< (rows, C) and
+  MutView router;         ///< (n, E), of a mixture's logits
+  MutView gate;           ///< (rows, F), empty unless gated
+  MutView up;             ///< (rows, F)
   MutView attention_out;  ///< (n, C)
   MutView qkv;            ///< (n, qkv_width)
 };
 
 /// The sum of the losses of a microbatch's valid tokens, added in token order, and their number.
+/// The head sets them.
 struct LossSum {
   double sum = 0;
   std::int64_t n_valid = 0;
+  RouterLosses router;  ///< of a mixture's blocks, see Pass::router_losses
 };
 
 /// A decoder's formulas as plain functions over one layer each: whoever owns a range of layers

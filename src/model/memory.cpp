@@ -16,7 +16,28 @@ struct Sizes {
   std::int64_t values(Shape shape) const { return Arena::bytes_for(config.compute, shape); }
   std::int64_t hidden() const { return values({n(), config.hidden_size}); }
   std::int64_t qkv() const { return values({n(), config.qkv_width()}); }
-  std::int64_t intermediate() const { return values({n(), config.intermediate_size}); }
+  std::int64_t n_rows() const { return n() * config.n_active_mlps(); }
+  std::int64_t intermediate() const { return values({n_rows(), config.intermediate_size}); }
+  /// What only a mixture has.
+  std::int64_t expert_rows() const {
+    return config.is_mixture() ? values({n_rows(), config.hidden_size}) : 0;
+  }
+  std::int64_t router_weights() const {
+    return config.is_mixture() ? floats({n(), config.top_k}) : 0;
+  }
+  std::int64_t router_backward() const {
+    return config.is_mixture() ? router_weights() + floats({n(), 2}) : 0;
+  }
+  std::int64_t routing() const {
+    if (!config.is_mixture()) return 0;
+    const auto ints = [](Shape shape) { return Arena::bytes_for(Dtype::i32, shape); };
+    return floats({n(), config.n_experts}) + router_weights() + 2 * ints({n(), config.top_k}) +
+           ints({n_rows()}) + ints({config.n_experts + 1}) + ints({batch, config.n_experts});
+  }
+  std::int64_t mlp_deltas() const {
+    const std::int64_t router = config.is_mixture() ? values({n(), config.n_experts}) : 0;
+    return gate() + intermediate() + expert_rows() + router;
+  }
   std::int64_t gate() const { return config.gated ? intermediate() : 0; }
   std::int64_t statistics() const {
     return (config.norm == Norm::layer_norm ? 2 : 1) * floats({n()});
@@ -24,7 +45,9 @@ struct Sizes {
   std::int64_t attention_saved() const {
     return statistics() + qkv() + hidden() + floats({batch, config.n_heads, seq_len});
   }
-  std::int64_t mlp_saved() const { return statistics() + gate() + intermediate(); }
+  std::int64_t mlp_saved() const {
+    return statistics() + gate() + intermediate() + routing() + expert_rows();
+  }
   /// Of one chunk, with a second set in the compute dtype where that is not their own.
   std::int64_t logits() const {
     const Shape shape{std::min(n(), head_chunk_rows(config)), config.vocab_size};
@@ -35,14 +58,16 @@ struct Sizes {
 /// The forward-only pass takes the most in forward: what training saves lies in scratch there.
 std::int64_t block_forward_scratch(const Sizes& s) {
   const std::int64_t attention = s.attention_saved() + s.hidden() + s.hidden();
-  const std::int64_t mlp = s.mlp_saved() + s.hidden() + std::max(s.hidden(), s.intermediate());
+  const std::int64_t mlp =
+      s.mlp_saved() + s.hidden() + std::max(s.hidden() + s.expert_rows(), s.intermediate());
   return std::max(attention, mlp);
 }
 
 std::int64_t block_backward_scratch(const Sizes& s) {
   const std::int64_t output = s.config.dropout > 0 ? s.hidden() : 0;
   const std::int64_t mlp =
-      output + s.gate() + s.intermediate() + std::max(s.hidden(), s.intermediate());
+      output + s.mlp_deltas() +
+      std::max({s.hidden() + s.expert_rows(), s.intermediate(), s.router_backward()});
   return std::max(mlp, output + s.qkv() + s.hidden());
 }
 
@@ -91,7 +116,7 @@ std::int64_t scratch_bytes(const ModelConfig& config, Range layers, std::int64_t
 
 std::int64_t delta_bytes(const ModelConfig& config, std::int64_t batch, std::int64_t seq_len) {
   const Sizes s{config, batch, seq_len};
-  return 2 * s.hidden() + s.gate() + s.intermediate() + s.qkv();
+  return 2 * s.hidden() + s.mlp_deltas() + s.qkv();
 }
 
 }  // namespace llm

@@ -13,6 +13,20 @@ void check_positive(const char* field, std::int64_t value) {
   }
 }
 
+void check_experts(const ModelConfig& config) {
+  if (!config.is_mixture()) {
+    if (config.n_experts == 0 && config.top_k == 0) return;
+    throw ConfigError(
+        fmt::format("model.num_experts: {} with model.top_k {}; use 0 for both, or 1 or more",
+                    config.n_experts, config.top_k));
+  }
+  check_positive("top_k", config.top_k);
+  if (config.top_k > config.n_experts) {
+    throw ConfigError(fmt::format("model.top_k: {} is more than model.num_experts {}; lower it",
+                                  config.top_k, config.n_experts));
+  }
+}
+
 }  // namespace
 
 void check(const ModelConfig& config) {
@@ -39,6 +53,7 @@ void check(const ModelConfig& config) {
         "pairs; choose num_heads so that it is even",
         config.head_dim()));
   }
+  check_experts(config);
   if (!(config.dropout >= 0.0f && config.dropout < 1.0f)) {
     throw ConfigError(
         fmt::format("model.dropout: {} is not in [0, 1); use 0 for none", config.dropout));
@@ -49,7 +64,8 @@ double flops_per_token(const ModelConfig& config, std::int64_t seq_len) {
   const auto c = static_cast<double>(config.hidden_size);
   const auto f = static_cast<double>(config.intermediate_size);
   const double attention = static_cast<double>(config.qkv_width()) * c + c * c;
-  const double mlp = (config.gated ? 3 : 2) * c * f;
+  const double mlp = static_cast<double>(config.n_active_mlps()) * (config.gated ? 3 : 2) * c * f +
+                     static_cast<double>(config.n_experts) * c;
   const auto n_layers = static_cast<double>(config.n_layers);
   const double head = static_cast<double>(config.vocab_size) * c;
   return 6 * (n_layers * (attention + mlp) + head) +

@@ -3,6 +3,7 @@
 
 #include "tensor/dtype.h"
 #include "tensor/ops/activation.h"
+#include "tensor/ops/router.h"
 
 namespace llm {
 
@@ -15,8 +16,10 @@ enum class Positions : std::uint8_t { learned, rotary, sinusoidal };
 /// Everything that decides a decoder's parameters and its formulas. The defaults are a small GPT-2.
 ///
 /// Blocks are pre-norm: x += attention(norm1(x)); x += mlp(norm2(x)); a final norm, then the head.
-/// mlp(x) = down(f(up(x))), or down(f(gate(x)) * up(x)) where `gated`. Dropout stands after the
-/// embedding, on the attention weights, after the attention output and after the mlp.
+/// mlp(x) = down(f(up(x))), or down(f(gate(x)) * up(x)) where `gated`. In a mixture each token goes
+/// through top_k of n_experts such mlps, whose outputs are added by the softmax of the router's
+/// logits for them (tensor/ops/router.h). Dropout stands after the embedding, on the attention
+/// weights, after the attention output and after the mlp.
 struct ModelConfig {
   std::int64_t hidden_size = 512;
   std::int64_t n_layers = 2;
@@ -32,6 +35,9 @@ struct ModelConfig {
   float rope_theta = 10000.0f;
   Activation activation = Activation::gelu_tanh;
   bool gated = false;
+  std::int64_t n_experts = 0;  ///< of every block; 0: one mlp, no mixture
+  std::int64_t top_k = 0;
+  RouterWeights router_weights = {.balance = 0.01f, .z = 0.001f};
   bool qkv_bias = true;  ///< the attention output's bias too
   bool mlp_bias = true;
   bool lm_head_bias = false;
@@ -42,15 +48,20 @@ struct ModelConfig {
 
   std::int64_t head_dim() const { return hidden_size / n_heads; }
   std::int64_t qkv_width() const { return (n_heads + 2 * n_kv_heads) * head_dim(); }
+  bool is_mixture() const { return n_experts > 0; }
+  /// How many mlps a token goes through.
+  std::int64_t n_active_mlps() const { return is_mixture() ? top_k : 1; }
 };
 
 /// Throws ConfigError naming the model field, both numbers and the way out when no decoder can be
-/// built: an extent below 1, heads that do not divide, an odd head_dim under rotary positions.
+/// built: an extent below 1, heads that do not divide, an odd head_dim under rotary positions, more
+/// top_k than experts.
 void check(const ModelConfig& config);
 
 /// Floating-point operations of forward and backward for one token: 6 for each weight of a matrix
-/// product (the head's included, embedding look-ups not), and 12 * n_layers * hidden_size * seq_len
-/// for attention, counted without the causal mask as is usual for utilization figures.
+/// product (the head's included, embedding look-ups and experts that it does not visit not), and 12
+/// * n_layers * hidden_size * seq_len for attention, counted without the causal mask as is usual
+/// for utilization figures.
 double flops_per_token(const ModelConfig& config, std::int64_t seq_len);
 
 }  // namespace llm

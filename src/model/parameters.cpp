@@ -46,6 +46,10 @@ class SpecList {
   void add_norm(Role weight, const Names& names);
   /// Cuts the one piece of the fused q, k, v into Llama's three.
   void split_qkv(ParameterSpec& spec, const std::string& prefix, const char* what);
+  void add_mlp(float residual_deviation);
+  /// A linear layer of every expert, in one tensor, with a piece for each.
+  void add_experts(Role weight, const char* own, const char* gpt2, const char* mixtral, Shape shape,
+                   float deviation);
   std::string own_name(const char* what) const { return fmt::format("blocks.{}.{}", layer_, what); }
   std::string hf_name(const char* gpt2, const char* llama) const {
     return gpt2_ ? fmt::format("h.{}.{}", layer_, gpt2)
@@ -116,7 +120,6 @@ void SpecList::add_embedding() {
 void SpecList::add_block(std::int64_t layer) {
   layer_ = layer;
   const std::int64_t c = config_.hidden_size;
-  const std::int64_t f = config_.intermediate_size;
   // GPT-2 keeps the residual stream's deviation independent of depth; Llama as Hugging Face starts
   // it does not.
   const float residual_deviation =
@@ -135,6 +138,23 @@ void SpecList::add_block(std::int64_t layer) {
              {own_name("attention_out"), hf_name("attn.c_proj", "self_attn.o_proj")}, {c, c},
              residual_deviation, config_.qkv_bias);
   add_norm(Role::norm2_weight, {own_name("norm2"), hf_name("ln_2", "post_attention_layernorm")});
+  add_mlp(residual_deviation);
+}
+
+void SpecList::add_mlp(float residual_deviation) {
+  const std::int64_t c = config_.hidden_size;
+  const std::int64_t f = config_.intermediate_size;
+  if (config_.is_mixture()) {
+    add_linear(Role::router_weight,
+               {own_name("router"), hf_name("mlp.gate", "block_sparse_moe.gate")},
+               {config_.n_experts, c}, initializer_range, false);
+    if (config_.gated) {
+      add_experts(Role::gate_weight, "gate", "", "w1", {f, c}, initializer_range);
+    }
+    add_experts(Role::up_weight, "up", "c_fc", "w3", {f, c}, initializer_range);
+    add_experts(Role::down_weight, "down", "c_proj", "w2", {c, f}, residual_deviation);
+    return;
+  }
   if (config_.gated) {
     add_linear(Role::gate_weight, {own_name("gate"), hf_name("", "mlp.gate_proj")}, {f, c},
                initializer_range, config_.mlp_bias);
@@ -143,6 +163,26 @@ void SpecList::add_block(std::int64_t layer) {
              initializer_range, config_.mlp_bias);
   add_linear(Role::down_weight, {own_name("down"), hf_name("mlp.c_proj", "mlp.down_proj")}, {c, f},
              residual_deviation, config_.mlp_bias);
+}
+
+void SpecList::add_experts(Role weight, const char* own, const char* gpt2, const char* mixtral,
+                           Shape shape, float deviation) {
+  const std::size_t first = specs_.size();
+  const Shape all = {config_.n_experts * shape[0], shape[1]};
+  add_linear(weight, {own_name(own), ""}, all, deviation, config_.mlp_bias);
+  for (std::size_t i = first; i < specs_.size(); ++i) {
+    const HfPiece whole = specs_[i].pieces[0];
+    specs_[i].pieces.clear();
+    for (std::int64_t e = 0; e < config_.n_experts; ++e) {
+      HfPiece piece = whole;  // its name is ".weight" or ".bias"
+      piece.name = hf_name(fmt::format("mlp.experts.{}.{}", e, gpt2).c_str(),
+                           fmt::format("block_sparse_moe.experts.{}.{}", e, mixtral).c_str()) +
+                   whole.name;
+      piece.shape[piece.transposed ? 1 : 0] = shape[0];
+      piece.rows = {e * shape[0], (e + 1) * shape[0]};
+      specs_[i].pieces.push_back(std::move(piece));
+    }
+  }
 }
 
 void SpecList::add_head() {

@@ -33,6 +33,7 @@ enum class Role : std::uint8_t {
   attention_out_bias,
   norm2_weight,
   norm2_bias,
+  router_weight,
   gate_weight,
   gate_bias,
   up_weight,
@@ -44,7 +45,7 @@ enum class Role : std::uint8_t {
   head_weight,
   head_bias,
 };
-inline constexpr std::size_t n_roles = 20;
+inline constexpr std::size_t n_roles = 21;
 
 /// The parameters of one layer by role; the view of a role that the layer lacks is empty.
 template <typename V>
@@ -78,7 +79,8 @@ struct HfPiece {
 };
 
 /// One trained tensor as this program holds it: the weight of a linear layer is (out, in); queries,
-/// keys and values are one tensor of qkv_width() rows.
+/// keys and values are one tensor of qkv_width() rows, and so are the experts of a mixture: expert
+/// e has the e-th part of the rows of gate, up and down.
 struct ParameterSpec {
   std::string name;
   Shape shape;
@@ -128,6 +130,8 @@ std::int64_t n_parameters(const ModelConfig& config);
 
 /// Whether Hugging Face names and shapes are GPT-2's (LayerNorm, ungrouped heads, no rotary
 /// positions, ungated mlp); otherwise they are Llama's, with its pattern for what Llama lacks.
+/// Those of a mixture are Mixtral's, in GPT-2's pattern (mlp.gate, mlp.experts.N.c_fc and c_proj)
+/// where the rest is GPT-2's.
 bool has_gpt2_names(const ModelConfig& config);
 
 }  // namespace llm

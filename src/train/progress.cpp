@@ -97,6 +97,10 @@ void Progress::step_done(const StepMetrics& metrics) {
   } else {
     json["grad_norm"] = fmt::format("{}", metrics.report.grad_norm);
   }
+  if (settings_.model.is_mixture()) {
+    json["router_balance"] = metrics.router.balance;
+    json["router_z"] = metrics.router.z;
+  }
   json["lr"] = metrics.report.lr;
   if (settings_.optimizer.loss_scale) json["loss_scale"] = metrics.report.loss_scale;
   json["n_valid_tokens"] = metrics.report.n_valid;

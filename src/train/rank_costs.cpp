@@ -10,6 +10,8 @@
 #include "src/train/rank_plan.h"
 #include "tensor/ops/adamw.h"
 #include "tensor/ops/attention.h"
+#include "tensor/ops/grouped_linear.h"
+#include "tensor/ops/grouped_rows.h"
 #include "tensor/ops/linear.h"
 
 namespace llm {
@@ -95,10 +97,23 @@ std::int64_t op_bytes(const Settings& s, int rank) {
   const std::int64_t batch = compute_plan(s, rank).largest_microbatch;
   const std::int64_t n = batch * s.seq_len;
   std::vector<OpScratch> products{linear_scratch(m.compute, n, m.hidden_size, m.qkv_width()),
-                                  linear_scratch(m.compute, n, m.hidden_size, m.hidden_size),
-                                  linear_scratch(m.compute, n, m.hidden_size, m.intermediate_size),
-                                  linear_scratch(m.compute, n, m.intermediate_size, m.hidden_size)};
-  if (reads_labels(s, rank)) {
+                                  linear_scratch(m.compute, n, m.hidden_size, m.hidden_size)};
+  std::int64_t of_mixture = 0;
+  if (m.is_mixture()) {
+    const RouterShape router{n, s.seq_len, m.n_experts, m.top_k};
+    products.push_back(linear_scratch(m.compute, n, m.hidden_size, m.n_experts));
+    of_mixture = router_scratch_bytes(router) + combine_scratch_bytes(m.hidden_size) +
+                 grouped_linear_scratch(m.compute, m.n_experts, router.n_rows(), m.hidden_size,
+                                        m.intermediate_size)
+                     .thread_bytes +
+                 grouped_linear_scratch(m.compute, m.n_experts, router.n_rows(),
+                                        m.intermediate_size, m.hidden_size)
+                     .thread_bytes;
+  } else {
+    products.push_back(linear_scratch(m.compute, n, m.hidden_size, m.intermediate_size));
+    products.push_back(linear_scratch(m.compute, n, m.intermediate_size, m.hidden_size));
+  }
+  if (has_head(s, rank)) {
     const std::int64_t n_rows = std::min(n, head_chunk_rows(m));
     products.push_back(linear_scratch(m.compute, n_rows, m.hidden_size, m.vocab_size));
   }
@@ -112,7 +127,7 @@ std::int64_t op_bytes(const Settings& s, int rank) {
     most.shared_bytes = std::max(most.shared_bytes, product.shared_bytes);
     of_product = std::max(of_product, product.thread_bytes);
   }
-  return most.shared_bytes + s.threads_per_rank * (most.thread_bytes + of_product);
+  return most.shared_bytes + s.threads_per_rank * (most.thread_bytes + of_product + of_mixture);
 }
 
 }  // namespace
@@ -262,9 +277,10 @@ void count_squares(StepTraffic& traffic, const Settings& s, int rank, const Flat
 
 StepTraffic step_traffic(const Settings& s, int rank) {
   StepTraffic traffic = stage_traffic(s, rank);
-  const bool tells_losses = rank != 0 && reads_labels(s, rank);
-  traffic.n_control_messages =
-      s.grid.n_ranks() - 1 + (tells_losses ? s.partition.n_microbatches() : 0);
+  const bool tells_losses = rank != 0 && has_head(s, rank);
+  traffic.n_control_messages = s.grid.n_ranks() - 1 +
+                               (tells_losses ? s.partition.n_microbatches() : 0) +
+                               (rank != 0 && s.model.is_mixture() ? 1 : 0);
   const FlatLayout layout = layout_of(s, rank);
   count_reductions(traffic, s, place_of(s.grid, rank).dp, layout);
   if (s.zero_stage == 0) return traffic;

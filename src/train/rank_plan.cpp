@@ -179,6 +179,7 @@ Stage::Plan stage_plan(const Settings& settings, int rank) {
   plan.n_gradient_buffers =
       settings.pipeline.n_ranks == 1 ? buffers.gradients : buffers.gradients + 1;
   plan.n_embedding_gradients = compute_plan(settings, rank).n_pending_leaves;
+  plan.has_routers = settings.model.is_mixture();
   plan.tied = settings.model.tie_embeddings;
   plan.microbatch_samples = partition.microbatch_samples;
   plan.n_accumulation_steps = partition.n_accumulation_steps;
@@ -253,8 +254,12 @@ bool reads_tokens(const Settings& settings, int rank) {
   return rank == holders.copy || (settings.model.tie_embeddings && rank == holders.owner);
 }
 
-bool reads_labels(const Settings& settings, int rank) {
+bool has_head(const Settings& settings, int rank) {
   return rank == embedding_holders(settings, rank).owner;
+}
+
+bool reads_labels(const Settings& settings, int rank) {
+  return has_head(settings, rank) || settings.model.is_mixture();
 }
 
 }  // namespace llm

@@ -33,7 +33,10 @@ DecoderCompute::Plan compute_plan(const Settings& settings, int rank);
 /// Which rank has which masters: each element once.
 std::vector<MasterPieces> master_pieces(const Settings& settings);
 
-/// Whether the rank's stages read tokens (the embedding's do, and the table's owner) and labels.
+/// Whether the rank's stages have the head, whose losses are told and whose labels are counted.
+bool has_head(const Settings& settings, int rank);
+/// Whether the rank's stages read tokens (the embedding's do, and the table's owner) and labels
+/// (the head, and a mixture's blocks, whose router's losses are weighed by the valid ones).
 bool reads_tokens(const Settings& settings, int rank);
 bool reads_labels(const Settings& settings, int rank);
 

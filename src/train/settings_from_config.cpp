@@ -144,6 +144,10 @@ ModelConfig decoder_config(const ModelSection& model) {
   config.rope_theta = static_cast<float>(model.rope_theta);
   config.activation = activation_of(model.mlp_activation);
   config.gated = model.use_glu;
+  config.n_experts = model.num_experts;
+  config.top_k = model.top_k;
+  config.router_weights = {.balance = static_cast<float>(model.router_aux_loss_coef),
+                           .z = static_cast<float>(model.router_z_loss_coef)};
   config.qkv_bias = model.qkv_bias;
   config.mlp_bias = model.mlp_bias;
   config.lm_head_bias = model.lm_head_bias;

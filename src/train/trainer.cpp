@@ -10,6 +10,7 @@ enum Channel : int {
   channel_loss = 1,
   channel_validation_loss,
   channel_step_facts,
+  channel_router_losses,
   channel_master_request
 };
 
@@ -130,12 +131,15 @@ void Trainer::make_metrics() {
   metrics_ = std::make_unique<Metrics>(
       loop_,
       Metrics::Plan{.n_global_microbatches = settings_.partition.n_global_microbatches(),
+                    .n_router_ranks = settings_.model.is_mixture() ? settings_.grid.n_ranks() : 0,
+                    .n_routers = settings_.model.is_mixture() ? settings_.model.n_layers : 0,
                     .validation = settings_.validation,
                     .first_step = 0,
                     .n_steps = settings_.n_steps},
       Metrics::Outbox{inputs_.step_done, inputs_.validation_done});
   control_.connect(channel_loss, metrics_->loss());
   control_.connect(channel_validation_loss, metrics_->validation_loss());
+  control_.connect(channel_router_losses, metrics_->router_losses());
 }
 
 void Trainer::make_optimizer() {
@@ -238,7 +242,18 @@ void Trainer::make_stage() {
                     control_.port<LossReport>(metrics_rank, channel_validation_loss),
                     Port<Ready>([this](std::int64_t key, Ready ready) {
                       validation_feed_->wanted().put(key, ready);
-                    })});
+                    }),
+                    router_losses_port()});
+}
+
+Port<RouterLosses> Trainer::router_losses_port() {
+  const Port<RouterLosses> to_metrics =
+      control_.port<RouterLosses>(metrics_rank, channel_router_losses);
+  const int n_ranks = settings_.grid.n_ranks();
+  return Port<RouterLosses>(
+      [to_metrics, n_ranks, rank = transport_.rank()](std::int64_t step, RouterLosses losses) {
+        to_metrics(step * n_ranks + rank, losses);
+      });
 }
 
 void Trainer::make_feeds() {
@@ -251,6 +266,7 @@ void Trainer::make_feeds() {
                                                 .n_ranks = settings_.grid.n_ranks(),
                                                 .has_tokens = reads_tokens(settings_, rank),
                                                 .has_labels = reads_labels(settings_, rank),
+                                                .counts_labels = has_head(settings_, rank),
                                                 .first_step = 0,
                                                 .n_steps = settings_.n_steps},
                                  *inputs_.train, inputs_.stop_requested,

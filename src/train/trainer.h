@@ -56,6 +56,7 @@ class Trainer {
 
  private:
   Port<StepFacts> facts_to_all();
+  Port<RouterLosses> router_losses_port();
   std::vector<std::vector<std::size_t>> parameters_by_rank() const;
   Port<Ready> to_optimizer();
   void make_metrics();

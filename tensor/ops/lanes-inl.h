@@ -99,14 +99,18 @@ HWY_INLINE Halves lower_halves(const Words& x) {
   const hn::RebindToSigned<WordTag> d;
   return hn::DemoteTo(HalfTag(), hn::BitCast(d, x));  // saturates: x is below 2^16
 }
+HWY_INLINE Halves upper_halves(const Words& x) {
+  const hn::Repartition<std::uint16_t, WordTag> d;
+  const auto halves = hn::BitCast(d, x);
+  return hn::LowerHalf(HalfTag(), hn::ConcatOdd(d, halves, halves));
+}
 HWY_INLINE Halves narrow(const Register& x, Bf16 /*type*/) {
   const WordTag d;
   const Words bits = hn::BitCast(d, x);
-  const Words upper = hn::ShiftRight<16>(bits);
-  const Words odd = hn::And(upper, hn::Set(d, 1));
-  const Words rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(d, 0x7fff))));
+  const Words odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d, 1));
+  const Words rounded = hn::Add(bits, hn::Add(odd, hn::Set(d, 0x7fff)));
   const auto is_nan = hn::RebindMask(d, hn::IsNaN(x));
-  return lower_halves(hn::IfThenElse(is_nan, hn::Or(upper, hn::Set(d, 0x40)), rounded));
+  return upper_halves(hn::IfThenElse(is_nan, hn::Or(bits, hn::Set(d, 0x400000)), rounded));
 }
 HWY_INLINE Halves narrow(const Register& x, F16 /*type*/) {
   const WordTag d;
@@ -254,7 +258,11 @@ HWY_INLINE Register exponential(Register x) {
   const Register high = hn::Set(d, 88.5f);
   x = hn::IfThenElse(too_small, low, x);
   x = hn::IfThenElse(hn::Gt(x, high), high, x);
-  const Register n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504f)));
+  // Added to 1.5 2^23, whose last place is 1, a small number rounds to a whole one: that is then in
+  // the lowest bits.
+  const Register magnet = hn::Set(d, 0x1.8p23f);
+  const Register sum = hn::Add(hn::Mul(x, hn::Set(d, 1.44269504f)), magnet);
+  const Register n = hn::Sub(sum, magnet);
   // ln 2 in two parts; n times the first is exact.
   Register r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);
   r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
@@ -266,7 +274,7 @@ HWY_INLINE Register exponential(Register x) {
   y = hn::MulAdd(y, r, hn::Set(d, 0.5f));
   y = hn::MulAdd(y, r, hn::Set(d, 1.0f));
   y = hn::MulAdd(y, r, hn::Set(d, 1.0f));
-  const auto exponent = hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127));
+  const auto exponent = hn::Add(hn::BitCast(di, sum), hn::Set(di, 127));
   y = hn::Mul(y, hn::BitCast(d, hn::ShiftLeft<23>(exponent)));
   return hn::IfThenZeroElse(too_small, y);
 }

@@ -37,6 +37,22 @@ TEST_CASE("6 tokens at loss 2.0 and 2 at 4.0 are a loss of 2.5, not 3.0") {
   CHECK(board.step_done.messages.at(0).loss == 2.5);
 }
 
+TEST_CASE("the router's losses of all ranks become a mean over valid tokens and blocks") {
+  Board board({.n_global_microbatches = 1,
+               .n_router_ranks = 2,
+               .n_routers = 4,
+               .validation = {},
+               .first_step = 0,
+               .n_steps = 1});
+  board.metrics.loss().put(0, {12, 6});
+  board.metrics.router_losses().put(1, {20, 5});
+  board.metrics.router_losses().put(0, {4, 7});
+  board.metrics.step_report().put(0, report_of(6));
+  REQUIRE(board.rig.loop.run_until_idle());
+  CHECK(board.step_done.messages.at(0).router.balance == 1.0);
+  CHECK(board.step_done.messages.at(0).router.z == 0.5);
+}
+
 TEST_CASE("losses have the same bits in whatever order they arrive") {
   const int n = 16;
   std::vector<std::pair<std::int64_t, LossReport>> losses;

@@ -151,7 +151,7 @@ Schedule schedule_of(const std::string& text) {
 }  // namespace
 
 TEST_CASE("a stage's gradients and losses have the same bits under every schedule") {
-  for (const ModelConfig& config : {parity_gpt2(0.1f), parity_llama(0.1f)}) {
+  for (const ModelConfig& config : {parity_gpt2(0.1f), parity_llama(0.1f), parity_mixtral(0.1f)}) {
     for (const Accumulation kind : {Accumulation::tree, Accumulation::sequential}) {
       StageRun expected(config, one_f_one_b(1, 4).schedules[0], 2, kind);
       expected.run(0);

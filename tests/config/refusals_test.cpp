@@ -248,9 +248,7 @@ TEST_CASE("another choice is refused with the choices") {
        "version; write attn_impl: mha"},
       {"model: {attn_impl: sdpa}",
        "c.yaml:1:20: model.attn_impl: sdpa is not one of mha, flash_attn"},
-      {"model: {mlp_impl: moe}",
-       "c.yaml:1:19: model.mlp_impl: moe is not here; mixtures of experts are not in this version; "
-       "write mlp_impl: mlp"},
+      {"model: {mlp_impl: mixture}", "c.yaml:1:19: model.mlp_impl: mixture is not one of mlp, moe"},
       {"training: {scheduler_type: step}",
        "c.yaml:1:28: training.scheduler_type: step is not here; write scheduler_type: wsd or "
        "linear"},
@@ -342,6 +340,19 @@ TEST_CASE("values that are legal alone are refused together") {
       {"distributed: {parallel_strategy: tp, pp_size: 2}",
        "c.yaml:1:47: distributed.pp_size: 2 contradicts parallel_strategy tp; write "
        "parallel_strategy: pp, or pp_size: 0"},
+      {"model: {num_experts: 4}",
+       "c.yaml:1:22: model.num_experts: 4 contradicts model.mlp_impl mlp; write mlp_impl: moe, or "
+       "0"},
+      {"model: {top_k: 2}",
+       "c.yaml:1:16: model.top_k: 2 contradicts model.mlp_impl mlp; write mlp_impl: moe, or 0"},
+      {"model: {mlp_impl: moe, top_k: 2}",
+       "c.yaml:1:19: model.num_experts: 0 contradicts model.mlp_impl moe; write 1 or more, or "
+       "mlp_impl: mlp"},
+      {"model: {mlp_impl: moe, num_experts: 8}",
+       "c.yaml:1:19: model.top_k: 0 contradicts model.mlp_impl moe; write 1 or more, or mlp_impl: "
+       "mlp"},
+      {"model: {mlp_impl: moe, num_experts: 4, top_k: 5}",
+       "c.yaml:1:47: model.top_k: 5 is more than model.num_experts 4; lower it"},
       {"distributed: {node_rank: 1}",
        "c.yaml:1:26: distributed.node_rank: 1 is not below distributed.num_nodes 1"},
       {"distributed: {backend: nccl, device: cpu}",
@@ -355,9 +366,6 @@ TEST_CASE("what this version does not do is refused with what to write") {
       {"model: {init_from: gpt2}",
        "c.yaml:1:20: model.init_from: gpt2 is not in this version; remove the field to start from "
        "drawn weights"},
-      {"model: {num_experts: 4}",
-       "c.yaml:1:22: model.num_experts: 4 is not in this version; write num_experts: 0"},
-      {"model: {top_k: 2}", "c.yaml:1:16: model.top_k: 2 is not in this version; write top_k: 0"},
       {"training: {use_adalora: true}",
        "c.yaml:1:25: training.use_adalora: true is not in this version; every parameter is "
        "trained; remove the field"},
@@ -491,7 +499,6 @@ TEST_CASE("what has no effect is accepted with a note") {
       {"model: {attn_impl: flash_attn}",
        "c.yaml:1:20: model.attn_impl: causal grouped-query attention on tiles is what every value "
        "means here"},
-      {"model: {mlp_impl: mlp}", "c.yaml:1:19: model.mlp_impl: the dense MLP is the only one here"},
       {"model: {use_kv_cache: false}",
        "c.yaml:1:23: model.use_kv_cache: training never caches keys and values"},
       {"model: {norm_first: true}", "c.yaml:1:21: model.norm_first: blocks always normalise first"},
@@ -537,6 +544,10 @@ TEST_CASE("what has no effect is accepted with a note") {
        "c.yaml:1:22: logging.save_logs: metrics.jsonl in logging.run_dir is always written"},
       {"model: {rope_theta: 500000}",
        "c.yaml:1:21: model.rope_theta: has no effect without model.use_rope: true"},
+      {"model: {router_aux_loss_coef: 0.1}",
+       "c.yaml:1:31: model.router_aux_loss_coef: has no effect without model.mlp_impl: moe"},
+      {"model: {router_z_loss_coef: 0}",
+       "c.yaml:1:29: model.router_z_loss_coef: has no effect without model.mlp_impl: moe"},
       {"training: {wsd_decay_steps: 5}",
        "c.yaml:1:29: training.wsd_decay_steps: has no effect without training.scheduler_type: wsd"},
       {"data: {shuffle: false, shuffle_buffer: 8}",

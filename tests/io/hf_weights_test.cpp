@@ -112,6 +112,13 @@ TEST_CASE("config.json says what the model is, and stays away where neither fami
   CHECK(llama.at("rope_theta") == 10000);
   CHECK(llama.at("rope_parameters").at("rope_theta") == 10000);
   CHECK(llama.at("attention_bias") == false);
+  const auto mixtral =
+      nlohmann::json::parse(hf_config_json(with_experts(tiny_llama(), 4, 2)).value());
+  CHECK(mixtral.at("architectures") == nlohmann::json{"MixtralForCausalLM"});
+  CHECK(mixtral.at("num_local_experts") == 4);
+  CHECK(mixtral.at("num_experts_per_tok") == 2);
+  CHECK(mixtral.at("router_aux_loss_coef") == 0.5);
+  CHECK(!mixtral.contains("mlp_bias"));
 
   const auto has_none = [](ModelConfig config, auto change) {
     change(config);
@@ -123,6 +130,8 @@ TEST_CASE("config.json says what the model is, and stays away where neither fami
   CHECK(has_none(tiny_gpt2(), [](ModelConfig& c) { c.lm_head_bias = true; }));
   CHECK(has_none(tiny_llama(), [](ModelConfig& c) { c.norm = Norm::layer_norm; }));
   CHECK(has_none(tiny_llama(), [](ModelConfig& c) { c.gated = false; }));
+  CHECK(has_none(with_experts(tiny_gpt2(), 2, 1), [](ModelConfig&) {}));
+  CHECK(has_none(with_experts(tiny_llama(), 2, 1), [](ModelConfig& c) { c.mlp_bias = true; }));
 }
 
 }  // namespace llm

@@ -31,9 +31,20 @@ inline ModelConfig tiny_llama() {
   return config;
 }
 
+/// A mixture of experts in either family: Mixtral is a Llama's.
+inline ModelConfig with_experts(ModelConfig config, std::int64_t n_experts, std::int64_t top_k) {
+  config.n_experts = n_experts;
+  config.top_k = top_k;
+  config.intermediate_size = 24;
+  config.router_weights = {.balance = 0.5f, .z = 0.25f};
+  return config;
+}
+
 inline std::vector<std::pair<std::string, ModelConfig>> test_configs() {
-  std::vector<std::pair<std::string, ModelConfig>> configs{{"gpt2", tiny_gpt2()},
-                                                           {"llama", tiny_llama()}};
+  std::vector<std::pair<std::string, ModelConfig>> configs{
+      {"gpt2", tiny_gpt2()},
+      {"llama", tiny_llama()},
+      {"mixtral", with_experts(tiny_llama(), 4, 2)}};
   const auto add = [&](const std::string& name, ModelConfig config) {
     config.dropout = 0.25f;
     configs.emplace_back(name, config);
@@ -58,6 +69,10 @@ inline std::vector<std::pair<std::string, ModelConfig>> test_configs() {
   config.gated = false;
   config.n_kv_heads = 1;
   add("one key head, learned positions, ungated", config);
+  add("a mixture of GPT-2's mlps", with_experts(tiny_gpt2(), 3, 2));
+  config = with_experts(tiny_llama(), 5, 1);
+  config.qkv_bias = config.mlp_bias = true;
+  add("one expert a token, gated with biases", config);
   return configs;
 }
 

@@ -50,10 +50,14 @@ class WholeModel {
   LossSum forward_backward(const TestBatch& batch, float scale, Write write) {
     const ModelConfig& config = decoder.config();
     prepare(batch);
-    const Pass pass = pass_of(batch);
+    Pass pass = pass_of(batch);
+    pass.labels = labels_of(batch);
+    pass.loss_scale = scale;
+    pass.router_losses = &router_losses;
+    router_losses = {};
     const View tokens = tokens_of(batch);
     const std::int64_t head = head_layer(config);
-    std::vector<BlockSaved> saved;
+    saved.clear();
     View x = decoder.embed_forward(pass, layer(embedding_layer), tokens, saved_arena);
     for (std::int64_t i = 0; i < config.n_layers; ++i) {
       saved.push_back(decoder.block_forward(pass, i, layer(i), x, saved_arena));
@@ -126,7 +130,9 @@ class WholeModel {
   Arena scratch;
   Arena deltas;
   Queue queue;
-  bool split_backward = false;  // by block_backward_input and block_backward_weight
+  std::vector<BlockSaved> saved;  // of the latest forward_backward, by block
+  RouterLosses router_losses;     // of a mixture, in it
+  bool split_backward = false;    // by block_backward_input and block_backward_weight
 
  private:
   Pass pass_of(const TestBatch& batch) {
@@ -155,15 +161,15 @@ class WholeModel {
     deltas = Arena(delta_bytes(config, batch.batch, batch.seq_len));
   }
 
-  void backward_block(const Pass& pass, std::int64_t i, const BlockSaved& saved, Write write,
+  void backward_block(const Pass& pass, std::int64_t i, const BlockSaved& kept, Write write,
                       MutView dx) {
     if (!split_backward) {
-      decoder.block_backward(pass, i, layer(i), saved, grads(i), write, dx);
+      decoder.block_backward(pass, i, layer(i), kept, grads(i), write, dx);
       return;
     }
     const BlockDeltas block_deltas =
-        decoder.block_backward_input(pass, i, layer(i), saved, grads(i), write, dx, deltas);
-    decoder.block_backward_weight(pass, layer(i), saved, block_deltas, grads(i), write);
+        decoder.block_backward_input(pass, i, layer(i), kept, grads(i), write, dx, deltas);
+    decoder.block_backward_weight(pass, layer(i), kept, block_deltas, grads(i), write);
     deltas.release_to(0);
   }
 

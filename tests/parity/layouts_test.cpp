@@ -15,14 +15,15 @@ struct NamedModel {
   ModelConfig model;
 };
 
-/// Both families, tied and not, without and with dropout.
+/// Both families and a mixture, tied and not, without and with dropout.
 std::vector<NamedModel> parity_models() {
   std::vector<NamedModel> models;
   for (const float dropout : {0.0f, 0.1f}) {
     const std::string suffix = dropout > 0 ? ", dropout" : "";
     for (const bool tied : {true, false}) {
       for (NamedModel base :
-           {NamedModel{"gpt2", parity_gpt2(dropout)}, NamedModel{"llama", parity_llama(dropout)}}) {
+           {NamedModel{"gpt2", parity_gpt2(dropout)}, NamedModel{"llama", parity_llama(dropout)},
+            NamedModel{"mixtral", parity_mixtral(dropout)}}) {
         base.model.tie_embeddings = tied;
         base.name += (tied ? ", tied" : ", head apart") + suffix;
         models.push_back(base);

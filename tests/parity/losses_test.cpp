@@ -99,7 +99,7 @@ TEST_CASE("6 tokens at loss 2.0 and 2 at 4.0 train at 2.5, over microbatches, st
 }
 
 TEST_CASE("unequal microbatches and ranks have the loss, norm and gradient of one batch") {
-  for (const ModelConfig& model : {model_with_bias(), parity_gpt2(0.1f)}) {
+  for (const ModelConfig& model : {model_with_bias(), parity_gpt2(0.1f), parity_mixtral(0.1f)}) {
     const Settings one_batch = settings_of(layouts_of_two_samples()[0], model);
     const Outcome expected = World(one_batch, six_and_two_options(false)).run();
     const Weights gradients = mean_gradients(one_batch, expected);
@@ -112,6 +112,9 @@ TEST_CASE("unequal microbatches and ranks have the loss, norm and gradient of on
         CHECK(outcome.losses[0] == Approx(expected.losses[0]).epsilon(1e-6));
         CHECK(outcome.reports[0].grad_norm == Approx(expected.reports[0].grad_norm).epsilon(1e-6));
         CHECK(relative_distance(mean_gradients(settings, outcome), gradients) <= 1e-6);
+        const RouterLosses& router = outcome.router_losses[0];
+        CHECK(router.balance == Approx(expected.router_losses[0].balance).epsilon(1e-6));
+        CHECK(router.z == Approx(expected.router_losses[0].z).epsilon(1e-6));
       }
     }
   }
@@ -144,7 +147,7 @@ TEST_CASE("12 microbatches of gradient 1 are a gradient of 1, however they are c
 TEST_CASE("a zero head has the loss ln V at step 0 in every layout") {
   int n_layouts = 0;
   for (const std::int64_t n_tokens : {vocab, std::int64_t{50257}}) {
-    for (ModelConfig model : {parity_gpt2(0.1f), parity_llama()}) {
+    for (ModelConfig model : {parity_gpt2(0.1f), parity_llama(), parity_mixtral()}) {
       model.vocab_size = n_tokens;
       if (n_tokens > vocab) model.n_layers = 1;
       for (const bool tied : {true, false}) {
@@ -173,5 +176,5 @@ TEST_CASE("a zero head has the loss ln V at step 0 in every layout") {
       }
     }
   }
-  CHECK(n_layouts == 40);
+  CHECK(n_layouts == 60);
 }

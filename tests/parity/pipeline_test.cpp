@@ -1,4 +1,5 @@
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -103,6 +104,36 @@ TEST_CASE("P2: pipelines of a Llama with grouped queries have the bits of one ra
   }
 }
 
+TEST_CASE("P2: pipelines of a mixture of experts have the bits of one rank, recomputed or not") {
+  for (const bool tied : {true, false}) {
+    Settings one = flushes_of(deep(parity_mixtral(0.1f), tied), 1, 4, 1);
+    check_every_pipeline(one);
+    one.model.compute = Dtype::bf16;
+    one.recompute_blocks = true;
+    check_every_pipeline(one);
+  }
+}
+
+TEST_CASE("the router's losses are told of every block, once, in every layout") {
+  const Settings one = flushes_of(deep(parity_mixtral(0.1f), true), 1, 4, 2);
+  const Outcome expected = run_world(one, 1, 20);
+  REQUIRE(expected.router_losses[0].balance == Approx(1).margin(0.1));
+  REQUIRE(expected.router_losses[0].z == Approx(std::log(4) * std::log(4)).epsilon(0.1));
+  for (const int dp : {1, 2}) {
+    for (const NamedChoice& named : every_schedule(3)) {
+      INFO("dp " << dp << ", " << named.name);
+      const Settings settings =
+          in_pipeline(flushes_of(deep(parity_mixtral(0.1f), true), dp, 4, 2 / dp), named.choice);
+      const Outcome outcome = run_world(settings, 1, 20);
+      for (std::size_t step = 0; step < 5; ++step) {
+        const RouterLosses& router = expected.router_losses[step];
+        CHECK(outcome.router_losses[step].balance == Approx(router.balance).epsilon(1e-12));
+        CHECK(outcome.router_losses[step].z == Approx(router.z).epsilon(1e-12));
+      }
+    }
+  }
+}
+
 TEST_CASE("P2: several flushes a step, added as a tree or in sequence, have one rank's bits") {
   for (const Accumulation kind : {Accumulation::tree, Accumulation::sequential}) {
     for (const bool tied : {true, false}) {
@@ -124,15 +155,17 @@ TEST_CASE("P2: any split of the blocks over the stages has one rank's bits") {
 }
 
 TEST_CASE("P2, P3: data-parallel pipelines have the bits of data-parallel ranks, and of one") {
-  for (const bool tied : {true, false}) {
-    const ModelConfig model = deep(parity_gpt2(0.1f), tied);
+  for (const ModelConfig& model :
+       {deep(parity_gpt2(0.1f), true), deep(parity_gpt2(0.1f), false),
+        deep(parity_mixtral(0.1f), true), deep(parity_mixtral(0.1f), false)}) {
     const Outcome expected = run_world(flushes_of(model, 1, 2, 4), 1, 20);
     for (const int dp : {2, 4}) {
       const Settings flat = flushes_of(model, dp, 2, 4 / dp);
       check_same(run_world(flat, 1, 20), expected);
       for (const int pp : {2, 3}) {
         for (const NamedChoice& named : every_schedule(pp)) {
-          INFO("dp " << dp << ", " << named.name << (tied ? ", tied" : ""));
+          INFO("dp " << dp << ", " << named.name << (model.tie_embeddings ? ", tied" : "")
+                     << (model.is_mixture() ? ", mixture" : ""));
           check_same(run_world(in_pipeline(flat, named.choice), 3, 20), expected);
         }
       }

@@ -22,7 +22,8 @@ struct LowModel {
 std::vector<LowModel> low_precision_models() {
   std::vector<LowModel> models;
   for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
-    for (LowModel base : {LowModel{"gpt2", parity_gpt2(0.1f)}, LowModel{"llama", parity_llama()}}) {
+    for (LowModel base : {LowModel{"gpt2", parity_gpt2(0.1f)}, LowModel{"llama", parity_llama()},
+                          LowModel{"mixtral", parity_mixtral()}}) {
       base.model.compute = dtype;
       base.name += std::string(", ") + name_of(dtype);
       models.push_back(base);

@@ -143,6 +143,7 @@ TrainerInputs World::inputs(int rank) {
   inputs.step_done = Port<StepMetrics>([this](std::int64_t step, StepMetrics metrics) {
     CHECK_CONTRACT(step == metrics.step, "metrics are keyed by their step");
     outcome_.losses.push_back(metrics.loss);
+    outcome_.router_losses.push_back(metrics.router);
     outcome_.reports.push_back(metrics.report);
     options_.after_step(step);
   });
@@ -253,6 +254,15 @@ ModelConfig parity_llama(float dropout) {
   config.n_kv_heads = 2;
   config.qkv_bias = config.mlp_bias = false;
   config.tie_embeddings = false;
+  return config;
+}
+
+ModelConfig parity_mixtral(float dropout) {
+  ModelConfig config = parity_llama(dropout);
+  config.n_experts = 4;
+  config.top_k = 2;
+  config.intermediate_size = 24;
+  config.router_weights = {.balance = 0.1f, .z = 0.01f};
   return config;
 }
 

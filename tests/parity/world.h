@@ -75,6 +75,7 @@ struct Outcome {
   Weights weights;
   Weights gradients;  ///< of the last step, see gradients_of
   std::vector<double> losses;
+  std::vector<RouterLosses> router_losses;  ///< means, by step
   std::vector<StepReport> reports;
   std::vector<ValidationMetrics> validations;
   std::vector<std::int64_t> n_steps_done;  ///< by rank
@@ -123,6 +124,8 @@ Outcome run_world(const Settings& settings, std::uint64_t delivery_seed = 1,
 /// Models of both families that cost about a millisecond a step.
 ModelConfig parity_gpt2(float dropout = 0);
 ModelConfig parity_llama(float dropout = 0);
+/// A Llama with four experts, of which a token visits two.
+ModelConfig parity_mixtral(float dropout = 0);
 /// A few steps of AdamW with clipping and warm-up.
 Settings parity_settings(const ModelConfig& model, int dp, std::vector<std::int64_t> samples,
                          int n_accumulation_steps, std::int64_t n_steps);

@@ -93,6 +93,27 @@ TEST_CASE("P2: units of any size, gathered ahead or not, kept or not, have DDP's
   }
 }
 
+TEST_CASE("P2: every ZeRO stage has DDP's bits of a mixture of experts, in a pipeline too") {
+  for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+    ModelConfig model = parity_mixtral(0.1f);
+    model.n_layers = 4;
+    model.intermediate_size = 200;
+    model.compute = compute;
+    for (const int pp : {1, 2}) {
+      Settings settings = twelve_steps(model, 2, 0);
+      settings.partition.microbatch_samples = {1, 1};
+      set_pipeline(settings, {.schedule = ScheduleKind::zero_bubble, .n_ranks = pp});
+      const Outcome expected = run_world(settings, 1, 20);
+      for (const int zero_stage : {1, 2, 3}) {
+        INFO(name_of(compute) << ", zero " << zero_stage << ", pp " << pp);
+        settings.zero_stage = zero_stage;
+        settings.unit_min_parameters = 1;
+        check_same(run_world(settings, 5, 20), expected);
+      }
+    }
+  }
+}
+
 TEST_CASE("P1: the order of messages changes no bit under ZeRO") {
   for (const int dp : {2, 4}) {
     Settings settings = twelve_steps(model_of(true, Dtype::f32), dp, dp == 2 ? 3 : 1);

@@ -160,6 +160,31 @@ TEST_CASE("a linear layer gives a row the same bits among few rows and many") {
   }
 }
 
+TEST_CASE("a linear layer in bf16 has the same bits for any number of threads") {
+  const std::int64_t n = 256, n_in = 768, n_out = 640;
+  const Tensor x = converted(random_tensor({n, n_in}, 1), Dtype::bf16);
+  const Tensor w = converted(random_tensor({n_out, n_in}, 2, 0.02f), Dtype::bf16);
+  const Tensor y({n, n_out}, Dtype::bf16), dx({n, n_in}, Dtype::bf16), dw({n_out, n_in});
+  const auto run = [&](int n_threads) {
+    ThreadPool pool(n_threads);
+    Queue queue(Device::cpu, &pool);
+    linear_forward(queue, x, w, View(), y);
+    linear_backward_input(queue, y, w, Write::set, dx);
+    linear_backward_weight(queue, x, y, Write::set, dw, MutView());
+    queue.finish();
+  };
+  run(1);
+  const Tensor y1 = converted(y, Dtype::bf16), dx1 = converted(dx, Dtype::bf16);
+  const Tensor dw1 = converted(dw, Dtype::f32);
+  for (const int n_threads : {2, 3}) {
+    run(n_threads);
+    INFO(n_threads << " threads");
+    CHECK(same_bits(y, y1));
+    CHECK(same_bits(dx, dx1));
+    CHECK(same_bits(dw, dw1));
+  }
+}
+
 TEST_CASE("a linear layer refuses shapes that do not fit when it is called") {
   Queue queue;
   const Tensor x({2, 3}), w({4, 5}), y({2, 4}), b({3}), good_w({4, 3});

@@ -141,7 +141,8 @@ TEST_CASE("the library's product of bf16 agrees with the definition for every tr
 
 TEST_CASE("a row's bits do not depend on how many rows of bf16 are multiplied with it") {
   if (!has_fast_bf16()) return;
-  const Size sizes[] = {{700, 96, 384}, {700, 384, 96}, {300, 33, 1536}, {300, 1024, 800}};
+  const Size sizes[] = {
+      {700, 96, 384}, {700, 384, 96}, {300, 33, 1536}, {300, 1024, 800}, {300, 768, 3072}};
   for (const Size& s : sizes) {
     for (const bool transpose_b : {false, true}) {
       const Tensor a = converted(random_tensor({s.m * s.k}, 1), Dtype::bf16);
@@ -149,7 +150,7 @@ TEST_CASE("a row's bits do not depend on how many rows of bf16 are multiplied wi
       const Tensor whole({s.m, s.n}), few({s.m, s.n}), unused({s.m * s.k + s.k * s.n});
       Matmul p = product(false, transpose_b, s, unused, unused, 0, whole);
       matmul(product_bf16(p, a, b, nullptr, whole.data()));
-      for (const std::int64_t n_rows : {1, 2, 15, 16, 17, 64, 100, 128, 200, 299}) {
+      for (const std::int64_t n_rows : {1, 2, 15, 16, 17, 64, 100, 128, 200, 256, 299}) {
         p.m = n_rows;
         matmul(product_bf16(p, a, b, nullptr, few.data()));
         INFO(n_rows << " rows of " << s.n << " x " << s.k);

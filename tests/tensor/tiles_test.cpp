@@ -37,8 +37,12 @@ TEST_CASE("products of bf16 are cut into an even number of tiles of much the sam
   for (const auto& [n_in, n_out] : weights) {
     for (const std::int64_t n_rows : {1024, 2048}) {
       INFO(n_rows << " rows, " << n_in << " to " << n_out);
-      const RowCut rows = cut_by_bf16_flops(n_rows, 2 * n_in * n_out);
-      CHECK(rows.n_tiles() * rows.rows_per_tile == n_rows);
+      for (const int n_threads : {1, 2, 4}) {
+        const RowCut rows = cut_by_bf16_flops(n_rows, 2 * n_in * n_out, n_threads);
+        CHECK(n_rows % std::min<std::int64_t>(n_rows, rows.rows_per_tile) == 0);
+        CHECK(rows.n_tiles() >= n_threads);
+        CHECK(rows.rows_per_tile * 2 * n_in * n_out <= 2 * tile_flops_bf16);
+      }
       const RowCut features = cut_weight_by_bf16_flops(n_out, 2 * n_in * n_rows);
       CHECK(features.n_tiles() % 2 == 0);
       CHECK(features.n_tiles() * features.rows_per_tile - n_out < features.rows_per_tile / 2);

@@ -51,7 +51,7 @@ World::Options random_run(const Settings& settings) {
 std::vector<Settings> many_settings() {
   std::vector<Settings> all;
   for (const int dp : {1, 2, 3, 4, 8}) {
-    for (ModelConfig model : {parity_gpt2(0.1f), parity_llama()}) {
+    for (ModelConfig model : {parity_gpt2(0.1f), parity_llama(), parity_mixtral(0.1f)}) {
       Settings settings = parity_settings(model, dp, {1}, 1, 2);
       all.push_back(settings);
       settings.partition.microbatch_samples = {3, 3, 2};

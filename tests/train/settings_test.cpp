@@ -94,7 +94,7 @@ TEST_CASE("the loss scale does not depend on how ranks share the microbatches") 
 }
 
 TEST_CASE("the costs of all layers are the model's operations, and the embedding is not free") {
-  for (const ModelConfig& model : {parity_gpt2(), parity_llama()}) {
+  for (const ModelConfig& model : {parity_gpt2(), parity_llama(), parity_mixtral()}) {
     const LayerCosts costs = layer_costs(model, 8);
     CHECK(costs.blocks.size() == 2);
     CHECK(costs.head == 6.0 * 31 * 16);

@@ -47,7 +47,7 @@ void require_same(const Outcome& run, const Outcome& single) {
 }  // namespace
 
 TEST_CASE("a run has the same bits on 1, 2, 3 and 4 threads a rank") {
-  for (const ModelConfig& model : {parity_gpt2(0.1f), parity_llama()}) {
+  for (const ModelConfig& model : {parity_gpt2(0.1f), parity_llama(), parity_mixtral(0.1f)}) {
     const Outcome single = run_world(wide_settings(model, 1, 1), 1, 10);
     for (const int n_threads : {2, 3, 4}) {
       CAPTURE(n_threads);

@@ -1,0 +1,60 @@
+#pragma once
+#include <cstdint>
+
+#include "src/model/decoder.h"
+#include "src/model/pass_parts.h"
+#include "tensor/ops/attention.h"
+#include "tensor/ops/router.h"
+
+namespace llm {
+
+/// One block in one pass: what all of its parts below read.
+struct Block {
+  const ModelConfig& config;
+  const Pass& pass;
+  std::int64_t layer;
+  const Values& values;
+
+  std::int64_t n() const { return pass.n_tokens(); }
+  bool has_dropout() const { return pass.training && config.dropout > 0; }
+  AttentionShape attention_shape() const {
+    return {.batch = pass.batch,
+            .seq_len = pass.seq_len,
+            .n_heads = config.n_heads,
+            .n_kv_heads = config.n_kv_heads,
+            .head_dim = config.head_dim()};
+  }
+  Dropout dropout(DropoutSite site) const { return dropout_at(config, pass, layer, site); }
+  RouterShape router_shape() const {
+    return {.n_tokens = n(),
+            .seq_len = pass.seq_len,
+            .n_experts = config.n_experts,
+            .top_k = config.top_k};
+  }
+  NormPart norm1(const BlockSaved& saved) const {
+    return {values[Role::norm1_weight], values[Role::norm1_bias], saved.mean1, saved.rstd1};
+  }
+  NormPart norm2(const BlockSaved& saved) const {
+    return {values[Role::norm2_weight], values[Role::norm2_bias], saved.mean2, saved.rstd2};
+  }
+  MutView take_hidden(Arena& arena) const {
+    return arena.take(config.compute, {n(), config.hidden_size});
+  }
+  MutView take_qkv(Arena& arena) const {
+    return arena.take(config.compute, {n(), config.qkv_width()});
+  }
+  /// What the mlp goes over: tokens, or a mixture's grouped rows.
+  std::int64_t n_rows() const { return n() * config.n_active_mlps(); }
+  MutView take_intermediate(Arena& arena) const {
+    return arena.take(config.compute, {n_rows(), config.intermediate_size});
+  }
+  /// One row of the model's width for each row of the mlp.
+  MutView take_expert_rows(Arena& arena) const {
+    return arena.take(config.compute, {n_rows(), config.hidden_size});
+  }
+  MutView take_gate(Arena& arena) const {
+    return config.gated ? take_intermediate(arena) : MutView();
+  }
+};
+
+}  // namespace llm

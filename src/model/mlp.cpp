@@ -1,0 +1,213 @@
+#include "src/model/mlp.h"
+
+#include "tensor/ops/activation.h"
+#include "tensor/ops/grouped_linear.h"
+#include "tensor/ops/grouped_rows.h"
+
+namespace llm {
+namespace {
+
+/// A linear layer of the mlp over its rows; the bias's role follows the weight's.
+struct MlpLinear {
+  const Block& block;
+  const BlockSaved& saved;
+  Role weight_role;
+
+  Role bias_role() const { return static_cast<Role>(static_cast<int>(weight_role) + 1); }
+  View weight() const { return block.values[weight_role]; }
+  bool is_grouped() const { return block.config.is_mixture(); }
+
+  void forward(View x, MutView y) const {
+    const View bias = block.values[bias_role()];
+    if (is_grouped()) {
+      grouped_linear_forward(block.pass.queue, saved.routing.begins, x, weight(), bias, y);
+    } else {
+      linear_forward(block.pass.queue, x, weight(), bias, y);
+    }
+  }
+  void backward_input(View dy, Write write, MutView dx) const {
+    if (is_grouped()) {
+      grouped_linear_backward_input(block.pass.queue, saved.routing.begins, dy, weight(), write,
+                                    dx);
+    } else {
+      linear_backward_input(block.pass.queue, dy, weight(), write, dx);
+    }
+  }
+  void backward_weight(View x, View dy, Write write, const Gradients& grads) const {
+    const MutView dweight = grads[weight_role];
+    const MutView dbias = grads[bias_role()];
+    if (is_grouped()) {
+      grouped_linear_backward_weight(block.pass.queue, saved.routing.begins, x, dy, write, dweight,
+                                     dbias);
+    } else {
+      linear_backward_weight(block.pass.queue, x, dy, write, dweight, dbias);
+    }
+  }
+};
+
+/// A mixture's grouped copies of the tokens' rows, in scratch; otherwise the rows themselves.
+MutView mlp_rows(const Block& block, const BlockSaved& saved, MutView normed) {
+  if (!block.config.is_mixture()) return normed;
+  const MutView rows = block.take_expert_rows(block.pass.scratch);
+  group_rows(block.pass.queue, block.router_shape(), saved.routing, normed, rows);
+  return rows;
+}
+
+/// saved.up and saved.gate, and in a mixture the routing, from saved.middle.
+void forward_hidden(const Block& block, const BlockSaved& saved) {
+  Queue& queue = block.pass.queue;
+  const ArenaScope scope(block.pass.scratch);
+  const MutView normed = block.take_hidden(block.pass.scratch);
+  norm_forward(block.config, queue, block.norm2(saved), saved.middle, normed);
+  if (block.config.is_mixture()) {
+    linear_forward(queue, normed, block.values[Role::router_weight], View(), saved.routing.logits);
+    route(queue, block.router_shape(), saved.routing);
+  }
+  const MutView rows = mlp_rows(block, saved, normed);
+  MlpLinear{block, saved, Role::up_weight}.forward(rows, saved.up);
+  if (block.config.gated) {
+    MlpLinear{block, saved, Role::gate_weight}.forward(rows, saved.gate);
+  }
+}
+
+/// The hidden layer after its activation, from what lies before it.
+void activate(const Block& block, const BlockSaved& saved, MutView hidden) {
+  if (block.config.gated) {
+    gated_forward(block.pass.queue, block.config.activation, saved.gate, saved.up, hidden);
+  } else {
+    activation_forward(block.pass.queue, block.config.activation, saved.up, hidden);
+  }
+}
+
+void forward_out(const Block& block, const BlockSaved& saved, MutView out) {
+  const ArenaScope scope(block.pass.scratch);
+  const MutView hidden = block.take_intermediate(block.pass.scratch);
+  activate(block, saved, hidden);
+  MlpLinear{block, saved, Role::down_weight}.forward(hidden, out);
+}
+
+/// The gradient of the last linear layer's output.
+View out_delta(const Block& block, const BlockDeltas& deltas) {
+  return block.config.is_mixture() ? deltas.expert_out : deltas.mlp_out;
+}
+
+/// From deltas.mlp_out to what experts and router read.
+void combine_backward(const Block& block, const BlockSaved& saved, const BlockDeltas& deltas) {
+  const Pass& pass = block.pass;
+  const ArenaScope scope(pass.scratch);
+  const MutView dweights = pass.scratch.take(Dtype::f32, {block.n(), block.config.top_k});
+  const MutView token_losses = pass.scratch.take(Dtype::f32, {block.n(), 2});
+  combine_rows_backward(pass.queue, block.router_shape(), saved.routing, saved.expert_out,
+                        deltas.mlp_out, deltas.expert_out, dweights);
+  router_backward(pass.queue, block.router_shape(), saved.routing, dweights, pass.labels,
+                  block.config.router_weights, pass.loss_scale, deltas.router, token_losses);
+  if (pass.router_losses != nullptr) {
+    add_router_losses(pass.queue, token_losses, *pass.router_losses);
+  }
+}
+
+}  // namespace
+
+void take_mlp(const Block& block, Arena& arena, BlockSaved& saved) {
+  saved.mean2 = take_mean(block.config, arena, block.n());
+  saved.rstd2 = arena.take(Dtype::f32, {block.n()});
+  saved.gate = block.take_gate(arena);
+  saved.up = block.take_intermediate(arena);
+  if (!block.config.is_mixture()) return;
+  const RouterShape shape = block.router_shape();
+  saved.routing = {.logits = arena.take(Dtype::f32, {shape.n_tokens, shape.n_experts}),
+                   .experts = arena.take(Dtype::i32, {shape.n_tokens, shape.top_k}),
+                   .weights = arena.take(Dtype::f32, {shape.n_tokens, shape.top_k}),
+                   .rows = arena.take(Dtype::i32, {shape.n_tokens, shape.top_k}),
+                   .visits = arena.take(Dtype::i32, {shape.n_rows()}),
+                   .begins = arena.take(Dtype::i32, {shape.n_experts + 1}),
+                   .counts = arena.take(Dtype::i32, {shape.n_sequences(), shape.n_experts})};
+  saved.expert_out = block.take_expert_rows(arena);
+}
+
+void take_mlp_deltas(const Block& block, Arena& arena, BlockDeltas& deltas) {
+  deltas.gate = block.take_gate(arena);
+  deltas.up = block.take_intermediate(arena);
+  if (!block.config.is_mixture()) return;
+  deltas.expert_out = block.take_expert_rows(arena);
+  deltas.router = arena.take(block.config.compute, {block.n(), block.config.n_experts});
+}
+
+void mlp_forward_half(const Block& block, const BlockSaved& saved, MutView projected) {
+  Queue& queue = block.pass.queue;
+  forward_hidden(block, saved);
+  if (block.config.is_mixture()) {
+    forward_out(block, saved, saved.expert_out);
+    combine_rows(queue, block.router_shape(), saved.routing, Weigh::yes, saved.expert_out,
+                 projected);
+  } else {
+    forward_out(block, saved, projected);
+  }
+  dropout_forward(queue, block.dropout(DropoutSite::mlp_output), block.pass.seq_len, projected,
+                  saved.middle, saved.y);
+}
+
+void mlp_recompute(const Block& block, const BlockSaved& saved) {
+  forward_hidden(block, saved);
+  if (block.config.is_mixture()) forward_out(block, saved, saved.expert_out);
+}
+
+void mlp_backward_input(const Block& block, const BlockSaved& saved, const BlockDeltas& deltas) {
+  Queue& queue = block.pass.queue;
+  if (block.config.is_mixture()) combine_backward(block, saved, deltas);
+  MlpLinear{block, saved, Role::down_weight}.backward_input(out_delta(block, deltas), Write::set,
+                                                            deltas.up);
+  if (block.config.gated) {
+    gated_backward(queue, block.config.activation, saved.gate, saved.up, deltas.up, deltas.gate,
+                   deltas.up);
+  } else {
+    activation_backward(queue, block.config.activation, saved.up, deltas.up, deltas.up);
+  }
+}
+
+void mlp_backward_weight(const Block& block, const BlockSaved& saved, const BlockDeltas& deltas,
+                         const Gradients& grads, Write write) {
+  Queue& queue = block.pass.queue;
+  Arena& scratch = block.pass.scratch;
+  {
+    const ArenaScope scope(scratch);
+    const MutView hidden = block.take_intermediate(scratch);
+    activate(block, saved, hidden);
+    MlpLinear{block, saved, Role::down_weight}.backward_weight(hidden, out_delta(block, deltas),
+                                                               write, grads);
+  }
+  const ArenaScope scope(scratch);
+  const MutView normed = block.take_hidden(scratch);
+  norm_forward(block.config, queue, block.norm2(saved), saved.middle, normed);
+  if (block.config.is_mixture()) {
+    linear_backward_weight(queue, normed, deltas.router, write, grads[Role::router_weight],
+                           MutView());
+  }
+  const MutView rows = mlp_rows(block, saved, normed);
+  MlpLinear{block, saved, Role::up_weight}.backward_weight(rows, deltas.up, write, grads);
+  if (block.config.gated) {
+    MlpLinear{block, saved, Role::gate_weight}.backward_weight(rows, deltas.gate, write, grads);
+  }
+}
+
+void mlp_backward_norm(const Block& block, const BlockSaved& saved, const BlockDeltas& deltas,
+                       const Gradients& grads, Write write, MutView dy) {
+  Queue& queue = block.pass.queue;
+  const bool is_mixture = block.config.is_mixture();
+  const ArenaScope scope(block.pass.scratch);
+  const MutView dnormed = block.take_hidden(block.pass.scratch);
+  const MutView drows = is_mixture ? block.take_expert_rows(block.pass.scratch) : dnormed;
+  MlpLinear{block, saved, Role::up_weight}.backward_input(deltas.up, Write::set, drows);
+  if (block.config.gated) {
+    MlpLinear{block, saved, Role::gate_weight}.backward_input(deltas.gate, Write::add, drows);
+  }
+  if (is_mixture) {
+    combine_rows(queue, block.router_shape(), saved.routing, Weigh::no, drows, dnormed);
+    linear_backward_input(queue, deltas.router, block.values[Role::router_weight], Write::add,
+                          dnormed);
+  }
+  norm_backward(block.config, queue, block.norm2(saved), saved.middle, dnormed,
+                {Write::add, dy, write, grads[Role::norm2_weight], grads[Role::norm2_bias]});
+}
+
+}  // namespace llm
