@@ -12,6 +12,7 @@ libopenmpi-dev|build|command mpicxx|module load openmpi (4.1 or newer)
 openmpi-bin|build|command mpirun|module load openmpi (4.1 or newer)
 libboost1.81-dev|build|header boost/asio/io_context.hpp boost|module load boost (1.81 or newer; headers suffice)
 libdnnl-dev|build|header oneapi/dnnl/dnnl.h dnnl|module load oneDNN (2.6 or newer) or intel-oneapi-dnn
+libpcre2-dev|build|header pcre2posix.h libpcre2-8|module load pcre2 (10.40 or newer)
 meson|build|command meson|module load meson, or: python3 -m pip install --user meson
 ninja-build|build|command ninja|module load ninja, or: python3 -m pip install --user ninja
 pkg-config|build|command pkg-config|module load pkgconf
@@ -22,7 +23,6 @@ nlohmann-json3-dev|wrap|header nlohmann/json.hpp nlohmann_json|subprojects/nlohm
 libcli11-dev|wrap|header CLI/CLI.hpp CLI11|subprojects/cli11.wrap, or module load cli11
 libhwy-dev|wrap|header hwy/highway.h libhwy|subprojects/highway.wrap, or module load highway
 catch2|wrap|header catch2/catch.hpp catch2|subprojects/catch2.wrap
-libpcre2-dev|check|header pcre2.h libpcre2-8|module load pcre2
 zlib1g-dev|check|header zlib.h zlib|module load zlib
 libhwloc-dev|check|header hwloc.h hwloc|module load hwloc
 g++|check|command g++-12 g++|module load gcc (12 or newer)

@@ -26,6 +26,11 @@ class Tokenizer {
   /// Appends the ids of `text` to `ids`. `text` is plain text: the spelling of a special token in
   /// it is not that token.
   virtual void encode(std::string_view text, std::vector<std::int32_t>& ids) const = 0;
+  /// The same, but the spellings of special tokens are those tokens: for prompts and templates of
+  /// this program's user, never for data.
+  virtual void encode_with_special(std::string_view text, std::vector<std::int32_t>& ids) const {
+    encode(text, ids);
+  }
   /// Appends the bytes of `ids` to `text`; decode(encode(text)) is `text` for any bytes.
   /// An id outside [0, n_ids()) throws DataError.
   virtual void decode(std::span<const std::int32_t> ids, std::string& text) const = 0;
