@@ -23,12 +23,12 @@ std::vector<Field> data_fields() {
   rows.add("val_dataset_path", &D::val_dataset_path,
            "Files or globs of the validation set; null splits training.val_fraction off "
            "dataset_path.");
-  rows.add("tokenizer_type", &D::tokenizer_type, "byte: one token a byte, 256 ids.")
-      .of({"byte"})
-      .without("simple", "write tokenizer_type: byte, or give a .bin token file as dataset_path")
-      .without("hf", "write tokenizer_type: byte, or give a .bin token file as dataset_path");
-  rows.add("tokenizer_path", &D::tokenizer_path, "File of a trained tokenizer.")
-      .later({}, "tokenizer_type: byte needs no file; remove the field");
+  rows.add("tokenizer_type", &D::tokenizer_type,
+           "byte: one token a byte, 256 ids; hf: byte-level BPE as tokenizer_path says.")
+      .of({"byte", "hf"})
+      .without("simple", "write tokenizer_type: byte, or hf with a tokenizer.json");
+  rows.add("tokenizer_path", &D::tokenizer_path,
+           "The tokenizer.json of tokenizer_type: hf, or a folder that holds one.");
   rows.add("text_column", &D::text_column, "Field of a .jsonl line that holds its text.");
   rows.add("cache_dir", &D::cache_dir,
            "Folder of tokenized corpora, kept for the next start; null means "

@@ -109,6 +109,20 @@ void check_lengths(const LoadedConfig& loaded) {
   }
 }
 
+void check_tokenizer(const LoadedConfig& loaded) {
+  const DataConfig& data = loaded.config.data;
+  if (data.tokenizer_type == "hf" && !data.tokenizer_path) {
+    refuse(place_of(loaded, {"data.tokenizer_type"}), "data.tokenizer_type",
+           "hf needs a tokenizer.json; write data.tokenizer_path: FILE");
+  }
+  if (data.tokenizer_type == "byte" && data.tokenizer_path) {
+    refuse(place_of(loaded, {"data.tokenizer_path"}), "data.tokenizer_path",
+           fmt::format("{} contradicts data.tokenizer_type byte; write tokenizer_type: hf, or "
+                       "remove it",
+                       printable(*data.tokenizer_path)));
+  }
+}
+
 void check_grid(const LoadedConfig& loaded) {
   const DistributedConfig& d = loaded.config.distributed;
   const std::string& strategy = d.parallel_strategy;
@@ -231,6 +245,7 @@ void check_together(LoadedConfig& loaded) {
   check_model(loaded);
   check_mixture(loaded);
   check_lengths(loaded);
+  check_tokenizer(loaded);
   check_grid(loaded);
   note_idle_fields(loaded);
 }

@@ -59,18 +59,28 @@ TokenReader::TokenReader(Corpus corpus, const Tokenizer& tokenizer, std::int64_t
 }
 
 bool TokenReader::next(std::vector<std::int32_t>& tokens) {
+  if (!corpus_.is_tokens()) {
+    if (!next_text(piece_)) return false;
+    if (piece_.follows_document) tokens.push_back(tokenizer_.end_id());
+    tokenizer_.encode(piece_.text, tokens);
+    return true;
+  }
   if (place_.file == static_cast<std::int64_t>(corpus_.files.size())) return false;
   open_current();
-  switch (corpus_.files[static_cast<std::size_t>(place_.file)].kind) {
-    case SourceKind::tokens:
-      read_tokens(tokens);
-      break;
-    case SourceKind::jsonl:
-      read_line(tokens);
-      break;
-    case SourceKind::text:
-      read_text(tokens);
-      break;
+  read_tokens(tokens);
+  return true;
+}
+
+bool TokenReader::next_text(TextPiece& piece) {
+  CHECK_CONTRACT(!corpus_.is_tokens(), "token files have no text");
+  piece.text.clear();
+  piece.follows_document = false;
+  if (place_.file == static_cast<std::int64_t>(corpus_.files.size())) return false;
+  open_current();
+  if (corpus_.files[static_cast<std::size_t>(place_.file)].kind == SourceKind::jsonl) {
+    read_line(piece);
+  } else {
+    read_text(piece);
   }
   return true;
 }
@@ -134,14 +144,14 @@ std::string_view TokenReader::fill(std::size_t n_bytes) {
   return std::string_view(buffer_).substr(buffer_begin_, n_bytes);
 }
 
-void TokenReader::append_text(std::string_view text, std::vector<std::int32_t>& tokens) {
+void TokenReader::take_text(std::string_view text, TextPiece& piece) {
   if (text.empty()) return;
-  if (!place_.in_document && place_.after_document) tokens.push_back(tokenizer_.end_id());
+  piece.follows_document = !place_.in_document && place_.after_document;
   place_.in_document = true;
-  tokenizer_.encode(text, tokens);
+  piece.text = text;
 }
 
-void TokenReader::read_text(std::vector<std::int32_t>& tokens) {
+void TokenReader::read_text(TextPiece& piece) {
   // What a piece holds depends on its place alone, so that a stream which goes on from a place cuts
   // the same pieces as one that has come to it.
   std::string_view text;
@@ -154,13 +164,13 @@ void TokenReader::read_text(std::vector<std::int32_t>& tokens) {
     }
     n = tokenizer_.safe_prefix(text);
   }
-  append_text(text.substr(0, n), tokens);
+  take_text(text.substr(0, n), piece);
   buffer_begin_ += n;
   place_.byte += static_cast<std::int64_t>(n);
   if (place_.byte == text_file_->n_bytes()) end_of_file();
 }
 
-void TokenReader::read_line(std::vector<std::int32_t>& tokens) {
+void TokenReader::read_line(TextPiece& piece) {
   std::string_view text;
   std::size_t end = std::string_view::npos;
   std::size_t n_searched = 0;
@@ -180,7 +190,7 @@ void TokenReader::read_line(std::vector<std::int32_t>& tokens) {
   if (!is_blank(line)) {
     const SourceFile& source = corpus_.files[static_cast<std::size_t>(place_.file)];
     const std::string where = fmt::format("{}:{}", source.path, place_.line);
-    append_text(text_of(line, corpus_.text_field, where), tokens);
+    take_text(text_of(line, corpus_.text_field, where), piece);
   }
   const std::size_t n = std::min(end + 1, text.size());
   buffer_begin_ += n;

@@ -12,6 +12,12 @@
 
 namespace llm {
 
+/// A piece of a corpus of text, before it is encoded.
+struct TextPiece {
+  std::string text;               ///< may be empty
+  bool follows_document = false;  ///< the end token stands before it
+};
+
 /// Reads a corpus as one stream of tokens, piece by piece, in the order of its files: what `lm`
 /// caches and `stream_lm` trains on. Holds one piece: at most 64 KiB of text, or one line of a
 /// .jsonl file.
@@ -34,6 +40,9 @@ class TokenReader {
   /// the end of the corpus. DataError names file and line of what is malformed; FileError a file
   /// that changed.
   bool next(std::vector<std::int32_t>& tokens);
+  /// The same without encoding, of a corpus that is text: encoding piece after piece gives the
+  /// tokens of next().
+  bool next_text(TextPiece& piece);
   const Place& place() const { return place_; }
   /// Goes on from a place that place() has given. The first place is Place{}.
   void seek(const Place& place);
@@ -44,9 +53,9 @@ class TokenReader {
   void open_current();
   void end_of_file();
   void read_tokens(std::vector<std::int32_t>& tokens);
-  void read_text(std::vector<std::int32_t>& tokens);
-  void read_line(std::vector<std::int32_t>& tokens);
-  void append_text(std::string_view text, std::vector<std::int32_t>& tokens);
+  void read_text(TextPiece& piece);
+  void read_line(TextPiece& piece);
+  void take_text(std::string_view text, TextPiece& piece);
   std::string_view fill(std::size_t n_bytes);
 
   Corpus corpus_;
@@ -58,6 +67,7 @@ class TokenReader {
   std::int64_t bytes_before_ = 0;  // of the files before the current one
   std::string buffer_;             // bytes of text_file_ ...
   std::size_t buffer_begin_ = 0;   // ... from place_.byte on, which is here
+  TextPiece piece_;
 };
 
 }  // namespace llm

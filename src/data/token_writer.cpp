@@ -32,10 +32,13 @@ std::uint64_t add_block(std::uint64_t checksum, std::span<const std::byte> block
 }  // namespace
 
 TokenWriter::TokenWriter(const Config& config)
-    : file_(config.path), wide_(config.n_ids > (1 << 16)) {
+    : file_(config.path),
+      wide_(config.n_ids > (1 << 16)),
+      has_header_(config.format == TokenFormat::llmc) {
+  CHECK_CONTRACT(has_header_ || !wide_, "nanoGPT's ids have two bytes");
   block_.reserve(block_bytes);
   const std::array<std::byte, TokenHeader::n_bytes> unwritten{};
-  file_.write(unwritten);
+  if (has_header_) file_.write(unwritten);
 }
 
 void TokenWriter::write(const std::int32_t* ids, std::int64_t n) {
@@ -69,6 +72,10 @@ void TokenWriter::flush() {
 
 std::uint64_t TokenWriter::finish() {
   if (!block_.empty()) flush();
+  if (!has_header_) {
+    file_.finish();
+    return checksum_;
+  }
   CHECK_CONTRACT(n_tokens_ < (std::int64_t{1} << 31), "llm.c's header counts tokens in 31 bits");
   std::array<std::int32_t, TokenHeader::n_words> header{};
   header[0] = wide_ ? TokenHeader::magic_u32 : TokenHeader::magic_u16;

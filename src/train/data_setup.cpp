@@ -6,10 +6,12 @@
 #include "src/base/error.h"
 #include "src/base/philox.h"
 #include "src/config/checks.h"
+#include "src/data/bpe_tokenizer.h"
 #include "src/data/corpus.h"
 #include "src/data/stream_samples.h"
 #include "src/data/token_cache.h"
 #include "src/data/token_file.h"
+#include "src/data/token_reader.h"
 #include "src/data/token_samples.h"
 
 namespace llm {
@@ -27,6 +29,35 @@ Corpus list_validation(const DataConfig& data) {
 bool names_token_files(const DataConfig& data) {
   return std::all_of(data.dataset_path.begin(), data.dataset_path.end(),
                      [](const std::string& path) { return path.ends_with(".bin"); });
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(const DataConfig& data, const DataSetup& setup) {
+  if (data.tokenizer_type == "byte") return std::make_unique<ByteTokenizer>();
+  TokenizerFiles files;
+  if (setup.rank == 0) files = read_tokenizer_files(*data.tokenizer_path);
+  for (std::string* text : {&files.path, &files.json, &files.config}) {
+    *text = setup.broadcast(std::move(*text));
+  }
+  return std::make_unique<BpeTokenizer>(files);
+}
+
+/// Tokens of text of this size, as the beginning of the corpus has them.
+std::int64_t estimate_tokens(const Corpus& corpus, const LoadedConfig& loaded) {
+  constexpr std::int64_t n_bytes_read = 1 << 20;
+  const DataSetup alone{.task = "",
+                        .cache_folder = "",
+                        .rank = 0,
+                        .broadcast = [](std::string text) { return text; },
+                        .say = nullptr};
+  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(loaded.config.data, alone);
+  check_vocabulary(loaded, tokenizer->n_ids());
+  TokenReader reader(corpus, *tokenizer, loaded.config.model.vocab_size);
+  std::vector<std::int32_t> tokens;
+  while (reader.n_bytes_done() < n_bytes_read && reader.next(tokens)) {
+  }
+  const double share = static_cast<double>(tokens.size()) /
+                       static_cast<double>(std::max<std::int64_t>(reader.n_bytes_done(), 1));
+  return static_cast<std::int64_t>(share * static_cast<double>(corpus.n_bytes()));
 }
 
 std::shared_ptr<TokenStore> open_store(Corpus (*list)(const DataConfig&),
@@ -102,7 +133,7 @@ void open_stream(DataSet& data, const LoadedConfig& loaded, const DataSetup& set
 DataSet open_data(const LoadedConfig& loaded, const DataSetup& setup) {
   const Config& config = loaded.config;
   DataSet data;
-  data.tokenizer = std::make_unique<ByteTokenizer>();
+  data.tokenizer = make_tokenizer(config.data, setup);
   if (!names_token_files(config.data)) check_vocabulary(loaded, data.tokenizer->n_ids());
   if (setup.task == "stream_lm") {
     open_stream(data, loaded, setup);
@@ -127,8 +158,11 @@ std::int64_t estimate_samples(const LoadedConfig& loaded) {
   if (config.data.dataset_path.empty()) return 0;
   const Corpus corpus = list_training(config.data);
   std::int64_t n_tokens = 0;
-  for (const SourceFile& file : corpus.files) {
-    n_tokens += corpus.is_tokens() ? TokenFile(file.path).n_tokens() : file.n_bytes;
+  if (!corpus.is_tokens()) {
+    n_tokens =
+        config.data.tokenizer_type == "byte" ? corpus.n_bytes() : estimate_tokens(corpus, loaded);
+  } else {
+    for (const SourceFile& file : corpus.files) n_tokens += TokenFile(file.path).n_tokens();
   }
   const std::int64_t n = count_samples(n_tokens, config.data.max_seq_len);
   const bool splits = config.training.run_validation && config.data.val_dataset_path.empty();

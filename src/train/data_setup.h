@@ -35,8 +35,9 @@ struct DataSetup {
 /// wrote. Throws ConfigError, DataError, FileError.
 DataSet open_data(const LoadedConfig& loaded, const DataSetup& setup);
 
-/// Training samples of one epoch without tokenizing (--plan): exact for token files and text, a
-/// little too many for JSON lines, whose markup counts as text here. 0 where no data is named.
+/// Training samples of one epoch without tokenizing (--plan): exact for token files and bytes of
+/// text, a little too many for JSON lines, whose markup counts as text here; with another tokenizer
+/// by what the first MiB gives. 0 where no data is named.
 std::int64_t estimate_samples(const LoadedConfig& loaded);
 
 }  // namespace llm

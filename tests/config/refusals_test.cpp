@@ -268,11 +268,11 @@ TEST_CASE("another choice is refused with the choices") {
        "c.yaml:1:21: data.data_source: dedup_hf is not here; data comes from local files; download "
        "it and write data.dataset_path: FILES"},
       {"data: {tokenizer_type: simple}",
-       "c.yaml:1:24: data.tokenizer_type: simple is not here; write tokenizer_type: byte, or give "
-       "a .bin token file as dataset_path"},
+       "c.yaml:1:24: data.tokenizer_type: simple is not here; write tokenizer_type: byte, or hf "
+       "with a tokenizer.json"},
       {"data: {tokenizer_type: hf}",
-       "c.yaml:1:24: data.tokenizer_type: hf is not here; write tokenizer_type: byte, or give a "
-       ".bin token file as dataset_path"},
+       "c.yaml:1:24: data.tokenizer_type: hf needs a tokenizer.json; write data.tokenizer_path: "
+       "FILE"},
       {"distributed: {backend: mpich}",
        "c.yaml:1:24: distributed.backend: mpich is not one of mpi, nccl, gloo; did you mean mpi?"},
       {"distributed: {device: gpu}",
@@ -396,8 +396,8 @@ TEST_CASE("what this version does not do is refused with what to write") {
        "c.yaml:1:29: training.grpo_group_size: 4 is not in this version; the tasks are lm and "
        "stream_lm; remove the field"},
       {"data: {tokenizer_path: t.json}",
-       "c.yaml:1:24: data.tokenizer_path: t.json is not in this version; tokenizer_type: byte "
-       "needs no file; remove the field"},
+       "c.yaml:1:24: data.tokenizer_path: t.json contradicts data.tokenizer_type byte; write "
+       "tokenizer_type: hf, or remove it"},
       {"distributed: {device: cuda}",
        "c.yaml:1:23: distributed.device: cuda is not in this version; write device: cpu"},
       {"distributed: {expert_parallel: true}",
