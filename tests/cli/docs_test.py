@@ -16,11 +16,12 @@ SMALL = {"LLM_MODEL__HIDDEN_SIZE": "32", "LLM_MODEL__NUM_LAYERS": "1", "LLM_TRAI
 class Page(program.ProgramTest):
     def setUp(self):
         super().setUp()
-        for name in ("configs", "docs", "README.md", "STYLE.md"):
+        for name in ("configs", "docs", "tests", "README.md", "STYLE.md"):
             os.symlink(program.ROOT / name, self.folder / name)
         self.write("src/a/main.cpp", "int main() {}\n")
         (self.folder / "build").mkdir()
-        os.symlink(program.PROGRAM, self.folder / "build/llm-train")
+        for name in ("llm-train", "llm-tokenize"):
+            os.symlink(program.PROGRAM.parent / name, self.folder / "build" / name)
 
     def run_block(self, block):
         small = {} if "gpt2" in block else SMALL
