@@ -14,6 +14,28 @@ Range blocks_in(const ModelConfig& config, Range layers) {
 
 }  // namespace
 
+std::vector<std::int64_t> layers_read(const ModelConfig& config, Range layers, Action::Kind kind) {
+  const Range blocks = blocks_in(config, layers);
+  std::vector<std::int64_t> read;
+  for (std::int64_t layer = blocks.begin; layer < blocks.end; ++layer) read.push_back(layer);
+  if (kind == Action::Kind::forward) {
+    if (has_layer({layers}, embedding_layer)) read.insert(read.begin(), embedding_layer);
+    return read;
+  }
+  std::reverse(read.begin(), read.end());
+  const bool has_head = has_layer({layers}, head_layer(config));
+  if (has_head && kind != Action::Kind::backward_weight) {
+    read.insert(read.begin(), head_layer(config));
+  }
+  return read;
+}
+
+std::vector<std::int64_t> layers_validated(const ModelConfig& config, Range layers) {
+  std::vector<std::int64_t> read = layers_read(config, layers, Action::Kind::forward);
+  if (has_layer({layers}, head_layer(config))) read.push_back(head_layer(config));
+  return read;
+}
+
 ComputeBytes compute_bytes(const ModelConfig& config, const DecoderCompute::Plan& plan) {
   const std::int64_t batch = plan.largest_microbatch;
   const std::int64_t recomputed = recomputed_bytes(config, batch, plan.seq_len);
@@ -110,7 +132,13 @@ Arena DecoderCompute::take(std::vector<Arena>& free, std::int64_t n_bytes) {
 }
 
 Task<> DecoderCompute::acquire(std::int64_t step, std::int64_t layer) {
-  if (parameters_ != nullptr) co_await parameters_->acquire(step, layer);
+  if (parameters_ == nullptr) co_return;
+  co_await parameters_->acquire(step, layer);
+  if (parameters_->moves()) values_.insert_or_assign(layer, state_.values(layer));
+}
+
+void DecoderCompute::give_back(std::int64_t layer) {
+  if (parameters_ != nullptr) parameters_->release(layer);
 }
 
 Task<> DecoderCompute::acquire_head(At at) {
@@ -130,6 +158,7 @@ Task<MutView> DecoderCompute::forward(At at, const Microbatch& microbatch, View 
     co_await acquire(at.step, embedding_layer);
     flight.output =
         decoder_.embed_forward(p, values(embedding_layer), microbatch.tokens, flight.arena);
+    give_back(embedding_layer);
     x = flight.output;
   }
   const Range blocks = blocks_of(at.chunk);
@@ -139,6 +168,7 @@ Task<MutView> DecoderCompute::forward(At at, const Microbatch& microbatch, View 
     const MutView y = flight.arena.take(config.compute, {p.n_tokens(), config.hidden_size});
     Arena& saved = recompute ? recomputed_ : flight.arena;
     flight.blocks.push_back(decoder_.block_forward(p, layer, values(layer), x, saved, y));
+    give_back(layer);
     recomputed_.release_to(0);
     flight.output = y;
     x = y;
@@ -157,6 +187,7 @@ void DecoderCompute::head_backward(const Pass& p, const At& at, const Microbatch
   }
   decoder_.head_forward_backward(p, values(head), in_flight(at).output, microbatch.labels,
                                  loss_scale_, grads, write(at.m), grad, loss);
+  give_back(head);
   accumulate(head, at.m, GradientPart::all);
   complete(head, at.m);
 }
@@ -199,6 +230,7 @@ Task<> DecoderCompute::backward(At at, const Microbatch& microbatch, MutView gra
     };
     decoder_.block_backward(p, layer, values(layer), saved, gradients(layer, at.m), write(at.m),
                             grad, [&] { finish(GradientPart::mlp); });
+    give_back(layer);
     finish(GradientPart::attention);
   }
   embed_backward(p, at, microbatch, grad);
@@ -218,6 +250,7 @@ Task<> DecoderCompute::backward_input(At at, const Microbatch& microbatch, MutVi
     const BlockSaved saved = saved_for(p, at, layer, *flight.deltas);
     const BlockDeltas deltas = decoder_.block_backward_input(
         p, layer, values(layer), saved, gradients(layer, at.m), write(at.m), grad, *flight.deltas);
+    give_back(layer);
     flight.halves.push_back({saved, deltas});
     accumulate(layer, at.m, GradientPart::norms);
   }
@@ -233,6 +266,7 @@ Task<> DecoderCompute::backward_weight(At at) {
     co_await acquire(at.step, layer);
     decoder_.block_backward_weight(p, values(layer), half.saved, half.deltas,
                                    gradients(layer, at.m), write(at.m));
+    give_back(layer);
     accumulate(layer, at.m, GradientPart::matrices);
     complete(layer, at.m);
   }
@@ -278,16 +312,19 @@ Task<> DecoderCompute::validate(std::int64_t step, int chunk, const Microbatch& 
   if (has(chunk, embedding_layer)) {
     co_await acquire(step, embedding_layer);
     decoder_.embed(p, values(embedding_layer), microbatch.tokens, x);
+    give_back(embedding_layer);
   }
   const Range blocks = blocks_of(chunk);
   for (std::int64_t layer = blocks.begin; layer < blocks.end; ++layer) {
     co_await acquire(step, layer);
     decoder_.block(p, layer, values(layer), x);
+    give_back(layer);
   }
   const std::int64_t head = head_layer(decoder_.config());
   if (!has(chunk, head)) co_return;
   co_await acquire(step, head);
   decoder_.head_loss(p, values(head), x, microbatch.labels, loss);
+  give_back(head);
 }
 
 }  // namespace llm

@@ -9,6 +9,7 @@
 #include "actors/parameter_source.h"
 #include "actors/stage_compute.h"
 #include "actors/tied_gradient.h"
+#include "schedules/pipeline.h"
 #include "src/rt/port.h"
 #include "tensor/queue.h"
 
@@ -76,6 +77,7 @@ class DecoderCompute : public StageCompute {
                      LossSum& loss);
   void embed_backward(const Pass& p, const At& at, const Microbatch& microbatch, MutView grad);
   Task<> acquire(std::int64_t step, std::int64_t layer);
+  void give_back(std::int64_t layer);
   Task<> acquire_head(At at);
   void accumulate(std::int64_t layer, int m, GradientPart part);
   void complete(std::int64_t layer, int m, GradientPart part = GradientPart::all);
@@ -103,6 +105,10 @@ class DecoderCompute : public StageCompute {
   std::map<std::pair<int, int>, InFlight> in_flight_;  // by chunk and microbatch
   std::vector<std::vector<std::int64_t>> waits_for_;   // by bucket: tensors, this step
 };
+
+/// The layers whose parameters an action of a chunk reads, in its order, and its validation.
+std::vector<std::int64_t> layers_read(const ModelConfig& config, Range layers, Action::Kind kind);
+std::vector<std::int64_t> layers_validated(const ModelConfig& config, Range layers);
 
 /// Bytes of one microbatch's arenas in a rank with these chunks, and of its other buffers: for the
 /// constructor and --plan alike.

@@ -50,6 +50,25 @@ bool is_mlp(Role role) {
   }
 }
 
+/// Starting values of some of a parameter's elements, as ops read them. In parts, so that rounding
+/// needs little memory beside them.
+void draw_rounded(const ParameterSpec& spec, std::uint64_t seed, Range elements, MutView values) {
+  if (values.dtype() == Dtype::f32) {
+    initialize(spec, seed, elements, values);
+    return;
+  }
+  constexpr std::int64_t n_at_a_time = 1 << 20;
+  Queue queue;
+  for (std::int64_t begin = elements.begin; begin < elements.end; begin += n_at_a_time) {
+    const Range some{begin, std::min(begin + n_at_a_time, elements.end)};
+    const Storage exact(f32_bytes(some.size()));
+    const MutView drawn = exact.view(Dtype::f32, {some.size()});
+    initialize(spec, seed, some, drawn);
+    convert(queue, drawn, part(values, begin - elements.begin, {some.size()}));
+    queue.finish();
+  }
+}
+
 /// Among the tensors of a layout, in reversed order of the specs.
 std::int64_t tied_tensor_of(const ModelConfig& config, const std::vector<ParameterSpec>& specs) {
   for (std::size_t i = 0; i < specs.size() && config.tie_embeddings; ++i) {
@@ -61,28 +80,6 @@ std::int64_t tied_tensor_of(const ModelConfig& config, const std::vector<Paramet
 }
 
 }  // namespace
-
-ComputeLayout compute_layout(const ModelConfig& config, const LayerRanges& ranges) {
-  ComputeLayout layout;
-  layout.begin = {0};
-  const std::vector<ParameterSpec> specs = specs_of(config, owned_parameters(config, ranges));
-  for (std::size_t i = specs.size(); i > 0; --i) {
-    const ParameterSpec& spec = specs[i - 1];
-    layout.dtype.push_back(spec.decay == DecayGroup::vector ? Dtype::f32 : config.compute);
-    layout.begin.push_back(layout.begin.back() +
-                           Arena::bytes_for(layout.dtype.back(), {spec.n_elements()}));
-  }
-  return layout;
-}
-
-std::int64_t ComputeLayout::byte_of(const FlatLayout& layout, std::int64_t element) const {
-  const auto after =
-      std::upper_bound(layout.tensor_begin.begin(), layout.tensor_begin.end(), element);
-  const auto tensor = static_cast<std::size_t>(after - layout.tensor_begin.begin() - 1);
-  const std::int64_t inside = element - layout.tensor_begin[tensor];
-  if (inside >= layout.tensors[tensor].n_elements) return begin[tensor + 1];
-  return begin[tensor] + inside * static_cast<std::int64_t>(size_of(dtype[tensor]));
-}
 
 AccumulationPlan accumulation_plan(Accumulation kind, int n_microbatches) {
   if (kind == Accumulation::tree) return {kind, accumulation_tree(n_microbatches)};
@@ -96,10 +93,11 @@ std::int64_t borrowed_bytes(const ModelConfig& config, const LayerRanges& ranges
 }
 
 FlatLayout model_layout(const ModelConfig& config, const LayerRanges& ranges,
-                        std::int64_t bucket_bytes) {
+                        std::int64_t bucket_bytes, const std::vector<Unit>& units) {
   std::vector<FlatTensor> tensors;
   for (const ParameterSpec& spec : specs_of(config, owned_parameters(config, ranges))) {
-    tensors.push_back({spec.n_elements(), spec.layer, is_mlp(spec.role) ? 0 : 1});
+    const int unit = units.empty() ? 0 : unit_of(units, spec.layer);
+    tensors.push_back({spec.n_elements(), spec.layer, is_mlp(spec.role) ? 0 : 1, unit});
   }
   std::reverse(tensors.begin(), tensors.end());
   return flat_layout(tensors, bucket_elements(bucket_bytes), norm_chunk_elements);
@@ -117,7 +115,7 @@ ModelState::ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int
 
 ModelState::ModelState(const ModelConfig& config, const StateShape& shape)
     : config_(config),
-      layout_(model_layout(config, shape.ranges, shape.bucket_bytes)),
+      layout_(model_layout(config, shape.ranges, shape.bucket_bytes, shape.units)),
       shard_(shard_of(layout_, shape.n_pieces, shape.piece, norm_chunk_elements)),
       canonical_(owned_parameters(config, shape.ranges)),
       specs_(specs_of(config, canonical_)),
@@ -125,11 +123,14 @@ ModelState::ModelState(const ModelConfig& config, const StateShape& shape)
       n_parameters_(parameters(config).size()),
       uses_(parameter_uses(config)),
       compute_layout_(llm::compute_layout(config, shape.ranges)),
-      compute_(compute_layout_.n_bytes()),
+      compute_(shape.units.empty() ? compute_layout_.n_bytes() : 0),
       masters_(config.compute == Dtype::f32 ? 0 : f32_bytes(shard_.n_elements)),
-      borrowed_(borrowed_bytes(config, shape.ranges)),
+      borrowed_(shape.units.empty() ? borrowed_bytes(config, shape.ranges) : 0),
       m_(f32_bytes(shard_.n_elements)),
       v_(f32_bytes(shard_.n_elements)) {
+  if (!shape.units.empty()) {
+    units_.emplace(layout_, compute_layout_, shape.unit_shape());
+  }
   for (int i = 0; i < shape.n_gradient_buffers; ++i) {
     const std::int64_t n_bytes = f32_bytes(layout_.n_elements);
     const bool shares = shape.shares_gradients && i == 0;
@@ -142,10 +143,15 @@ MutView ModelState::compute_view(std::int64_t tensor, std::int64_t first_element
   const auto t = static_cast<std::size_t>(tensor);
   const Dtype dtype = compute_layout_.dtype[t];
   const auto width = static_cast<std::int64_t>(size_of(dtype));
+  if (units_) {
+    const MutView bytes = units_->tensor(tensor);
+    if (bytes.empty()) return {};
+    return {static_cast<std::byte*>(bytes.data()) + first_element * width, dtype, shape};
+  }
   return compute_.view(dtype, shape, compute_layout_.begin[t] + first_element * width);
 }
 
-View ModelState::compute_value(std::size_t spec) const {
+MutView ModelState::compute_value(std::size_t spec) const {
   const auto tensor = static_cast<std::int64_t>(specs_.size() - 1 - spec);
   return compute_view(tensor, 0, specs_[spec].shape);
 }
@@ -159,6 +165,11 @@ View ModelState::parameter(std::size_t spec) const {
 
 MutView ModelState::master(const OwnedPiece& piece) const {
   if (masters_.n_bytes() != 0) return of_shard(masters_, piece);
+  return owned_view(piece);
+}
+
+MutView ModelState::owned_view(const OwnedPiece& piece) const {
+  if (units_) return units_->owned(piece);
   return compute_view(piece.tensor, piece.elements.begin, {piece.elements.size()});
 }
 
@@ -179,7 +190,7 @@ void ModelState::discard_gradients(std::size_t bucket) const {
 
 MutView ModelState::rounded(const OwnedPiece& piece) const {
   if (masters_.n_bytes() == 0) return {};
-  return compute_view(piece.tensor, piece.elements.begin, {piece.elements.size()});
+  return owned_view(piece);
 }
 
 MutView ModelState::compute_bytes(Range flat) const {
@@ -206,31 +217,37 @@ std::vector<std::size_t> ModelState::buckets_of(std::int64_t layer) const {
 }
 
 MutView ModelState::borrowed_embedding() const {
+  const Shape shape{config_.vocab_size, config_.hidden_size};
+  if (units_) {
+    const MutView bytes = units_->table();
+    return bytes.empty() ? MutView() : MutView(bytes.data(), config_.compute, shape);
+  }
   if (borrowed_.n_bytes() == 0) return {};
-  return borrowed_.view(config_.compute, {config_.vocab_size, config_.hidden_size});
+  return borrowed_.view(config_.compute, shape);
 }
 
-View ModelState::tied_embedding() const {
+std::vector<MutView> ModelState::owned_table() const {
+  std::vector<MutView> views;
+  for (const auto& pieces : shard_.pieces) {
+    for (const OwnedPiece& piece : pieces) {
+      if (piece.tensor == tied_tensor_) views.push_back(owned_view(piece));
+    }
+  }
+  if (!units_) return views;
+  for (const UnitMemory::TablePiece& piece : units_->owned_table()) {
+    views.emplace_back(piece.bytes.data(), config_.compute, Shape{piece.elements.size()});
+  }
+  return views;
+}
+
+MutView ModelState::tied_embedding() const {
   return compute_value(spec_of(tied_tensor()));
 }
 
 void ModelState::draw(std::int64_t tensor, Range elements, std::uint64_t seed) const {
-  // In parts, so that rounding needs little memory beside the tensor.
-  constexpr std::int64_t n_at_a_time = 1 << 20;
-  const ParameterSpec& spec = specs_[spec_of(tensor)];
-  Queue queue;
-  for (std::int64_t begin = elements.begin; begin < elements.end; begin += n_at_a_time) {
-    const Range some{begin, std::min(begin + n_at_a_time, elements.end)};
-    const MutView values = compute_view(tensor, begin, {some.size()});
-    if (values.dtype() == Dtype::f32) {
-      llm::initialize(spec, seed, some, values);
-      continue;
-    }
-    const Storage exact(f32_bytes(some.size()));
-    llm::initialize(spec, seed, some, exact.view(Dtype::f32, {some.size()}));
-    convert(queue, exact.view(Dtype::f32, {some.size()}), values);
-    queue.finish();
-  }
+  if (elements.empty()) return;
+  draw_rounded(specs_[spec_of(tensor)], seed, elements,
+               compute_view(tensor, elements.begin, {elements.size()}));
 }
 
 void ModelState::draw_owned(const OwnedPiece& piece, std::uint64_t seed) const {
@@ -244,6 +261,7 @@ void ModelState::draw_owned(const OwnedPiece& piece, std::uint64_t seed) const {
 void ModelState::initialize(std::uint64_t seed) {
   for (std::size_t b = 0; b < layout_.buckets.size(); ++b) {
     for (const OwnedPiece& piece : shard_.pieces[b]) draw_owned(piece, seed);
+    if (units_) continue;
     const Range own = shard_.flat[b];
     for (const BucketPiece& piece : layout_.buckets[b].pieces) {
       // What others own, before and after this rank's part.
@@ -253,21 +271,22 @@ void ModelState::initialize(std::uint64_t seed) {
       draw(piece.tensor, {std::max(piece.elements.begin, own.end + shift), end}, seed);
     }
   }
-  const MutView embedding = borrowed_embedding();
-  if (embedding.empty()) return;
-  const ParameterSpec spec = parameters(config_).front();
-  const Storage drawn(f32_bytes(spec.n_elements()));
-  const MutView values = drawn.view(Dtype::f32, {spec.n_elements()});
-  llm::initialize(spec, seed, {0, spec.n_elements()}, values);
-  Queue queue;
-  convert(queue, values, part(embedding, 0, {spec.n_elements()}));
-  queue.finish();
+  const ParameterSpec table = parameters(config_).front();
+  if (borrowed_.n_bytes() != 0) {
+    const Range all{0, table.n_elements()};
+    draw_rounded(table, seed, all, part(borrowed_embedding(), 0, {all.size()}));
+  }
+  if (!units_) return;
+  for (const UnitMemory::TablePiece& piece : units_->owned_table()) {
+    draw_rounded(table, seed, piece.elements,
+                 MutView(piece.bytes.data(), config_.compute, {piece.elements.size()}));
+  }
 }
 
 Values ModelState::values(std::int64_t layer) const {
   std::vector<View> views(n_parameters_);
   for (std::size_t i = 0; i < specs_.size(); ++i) views[canonical_[i]] = compute_value(i);
-  if (borrowed_.n_bytes() != 0) views[0] = borrowed_embedding();
+  if (const MutView table = borrowed_embedding(); !table.empty()) views[0] = table;
   return layer_values(uses_, layer, views);
 }
 

@@ -1,10 +1,14 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "actors/compute_layout.h"
+#include "actors/unit_memory.h"
 #include "schedules/accumulation.h"
 #include "schedules/buckets.h"
 #include "schedules/shards.h"
+#include "schedules/units.h"
 #include "src/model/parameters.h"
 #include "tensor/queue.h"
 #include "tensor/storage.h"
@@ -25,8 +29,9 @@ AccumulationPlan accumulation_plan(Accumulation kind, int n_microbatches);
 /// The flat layout of the parameters that a rank with these layers owns: reversed canonical order,
 /// which is the order in which backward completes them. A tied embedding is complete with the
 /// embedding's backward.
+/// `units` are those of the rank's layers, or none.
 FlatLayout model_layout(const ModelConfig& config, const LayerRanges& ranges,
-                        std::int64_t bucket_bytes);
+                        std::int64_t bucket_bytes, const std::vector<Unit>& units = {});
 /// That of a rank with all layers.
 FlatLayout model_layout(const ModelConfig& config, std::int64_t bucket_bytes);
 
@@ -34,17 +39,6 @@ FlatLayout model_layout(const ModelConfig& config, std::int64_t bucket_bytes);
 /// then attention's with its norm, or in a backward of two halves all norms' and then all
 /// matrices'.
 enum class GradientPart : std::uint8_t { all, mlp, attention, norms, matrices };
-
-/// Where what ops read lies, as bytes in the order of the flat layout: matrices and embeddings in
-/// the compute dtype, vectors in f32, each tensor aligned to 64 bytes.
-struct ComputeLayout {
-  std::vector<std::int64_t> begin;  ///< by tensor, and then the end
-  std::vector<Dtype> dtype;         ///< by tensor
-  std::int64_t n_bytes() const { return begin.back(); }
-  /// The byte of an element of the flat layout; in padding that of the next tensor.
-  std::int64_t byte_of(const FlatLayout& layout, std::int64_t element) const;
-};
-ComputeLayout compute_layout(const ModelConfig& config, const LayerRanges& ranges);
 
 /// What a rank holds of a model, and how it is cut.
 struct StateShape {
@@ -56,6 +50,11 @@ struct StateShape {
   /// One piece is everything.
   int n_pieces = 1;
   int piece = 0;
+  /// Where parameters too are there in pieces, and whole only by unit for a while (ZeRO 3): of the
+  /// rank's layers.
+  std::vector<Unit> units = {};
+  BorrowedTable table = {};  ///< with units, where the rank borrows a tied embedding
+  UnitShape unit_shape() const { return {static_cast<int>(units.size()), n_pieces, piece, table}; }
 };
 
 /// Weights, gradients and moments of one rank. Gradients are flat f32 buffers of one layout.
@@ -67,12 +66,16 @@ struct StateShape {
 /// the optimizer's until parameters_updated.
 /// A pipeline's first stage reads a tied embedding that the last stage owns: a copy of it is here,
 /// outside of the layout.
+/// With units (ZeRO 3) what ops read is there only while its unit has a place.
 class ModelState {
  public:
   ModelState(const ModelConfig& config, const StateShape& shape);
   /// Of all layers, in one piece.
   ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int n_gradient_buffers,
              bool shares_gradients = false);
+
+  ModelState(const ModelState&) = delete;  // units refer to its layout
+  ModelState& operator=(const ModelState&) = delete;
 
   const ModelConfig& config() const { return config_; }
   const FlatLayout& layout() const { return layout_; }
@@ -90,7 +93,10 @@ class ModelState {
   /// Starting values, a function of the seed and the tensors' names alone.
   void initialize(std::uint64_t seed);
 
-  /// What a layer's ops read.
+  /// Of a state with units; nullptr without.
+  UnitMemory* units() { return units_ ? &*units_ : nullptr; }
+
+  /// What a layer's ops read; empty views of what has no place now.
   Values values(std::int64_t layer) const;
   /// Where a microbatch's backward writes: gradient buffer `buffer`. A tied embedding's two uses
   /// have views of one place, which TiedGradient replaces where microbatches overlap.
@@ -108,8 +114,11 @@ class ModelState {
   /// The copy of a tied embedding that the head's rank owns, (V, C) in the compute dtype; empty
   /// where there is none.
   MutView borrowed_embedding() const;
+  /// With units: what a tied embedding's holders share out of it, as the owner has it and as the
+  /// other holder does: equal parts in the same order.
+  std::vector<MutView> owned_table() const;
   /// What the head's rank sends for it: its own in the compute dtype.
-  View tied_embedding() const;
+  MutView tied_embedding() const;
   /// The f32 weights of a parameter. Under another compute dtype only where the rank owns all.
   View parameter(std::size_t spec) const;
   /// The f32 weights, moments and summed gradient of an owned piece, and where its rounded weights
@@ -141,7 +150,9 @@ class ModelState {
   }
   /// Elements of a tensor as ops read them, seen under a shape.
   MutView compute_view(std::int64_t tensor, std::int64_t first_element, Shape shape) const;
-  View compute_value(std::size_t spec) const;
+  MutView compute_value(std::size_t spec) const;
+  /// What ops read of an owned piece, where this rank keeps it.
+  MutView owned_view(const OwnedPiece& piece) const;
   void draw(std::int64_t tensor, Range elements, std::uint64_t seed) const;
   void draw_owned(const OwnedPiece& piece, std::uint64_t seed) const;
 
@@ -154,7 +165,8 @@ class ModelState {
   std::size_t n_parameters_;  // of the whole model
   std::vector<ParameterUse> uses_;
   ComputeLayout compute_layout_;
-  Storage compute_;
+  std::optional<UnitMemory> units_;
+  Storage compute_;  // without units
   Storage masters_;  // of the shard; empty under f32
   Storage borrowed_;
   Storage m_;

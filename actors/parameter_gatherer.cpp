@@ -1,20 +1,8 @@
 #include "actors/parameter_gatherer.h"
 
-#include "schedules/shards.h"
 #include "src/comm/collective.h"
-#include "tensor/ops/adamw.h"
 
 namespace llm {
-
-std::vector<std::int64_t> gather_cuts(const FlatLayout& layout, const ComputeLayout& compute,
-                                      std::size_t bucket, int n_pieces) {
-  const std::int64_t begin = layout.buckets[bucket].flat.begin;
-  std::vector<std::int64_t> cuts;
-  for (const std::int64_t cut : shard_cuts(layout, bucket, n_pieces, norm_chunk_elements)) {
-    cuts.push_back(compute.byte_of(layout, begin + cut) - compute.byte_of(layout, begin));
-  }
-  return cuts;
-}
 
 ParameterGatherer::ParameterGatherer(Group& group, Plan plan, const ModelState& state, Outbox out)
     : group_(group),
@@ -25,7 +13,7 @@ ParameterGatherer::ParameterGatherer(Group& group, Plan plan, const ModelState& 
   for (std::size_t b = 0; b < state.layout().buckets.size(); ++b) {
     const CollectiveShape shape{
         group.index, group.size(),
-        gather_cuts(state.layout(), state.compute_layout(), b, group.size())};
+        compute_cuts(state.layout(), state.compute_layout(), b, group.size())};
     gathers_.push_back(
         {state.compute_bytes(state.layout().buckets[b].flat), all_gather_plan(plan.form, shape)});
   }

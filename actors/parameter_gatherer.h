@@ -49,10 +49,6 @@ class ParameterGatherer {
   std::vector<Gather> gathers_;  // by bucket
 };
 
-/// The bounds of a bucket's pieces (shard_cuts) among the bytes that ops read of it.
-std::vector<std::int64_t> gather_cuts(const FlatLayout& layout, const ComputeLayout& compute,
-                                      std::size_t bucket, int n_pieces);
-
 /// Parameters that every rank has whole, once they are gathered.
 ///
 ///   receives  gathered(step * n_buckets + bucket)
@@ -61,6 +57,8 @@ class GatheredParameters : public ParameterSource {
   GatheredParameters(Loop& loop, const ModelState& state, std::int64_t first_step);
   Inbox<Ready>& gathered() { return gathered_; }
   Task<> acquire(std::int64_t step, std::int64_t layer) override;
+  void release(std::int64_t) override {}
+  bool moves() const override { return false; }
 
  private:
   Inbox<Ready> gathered_;

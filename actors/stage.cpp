@@ -268,8 +268,7 @@ Task<> Stage::run_step(std::int64_t step) {
   held_.clear();
 }
 
-Task<> Stage::computed(const char* name, std::int64_t key) {
-  const std::int64_t begin_ns = now_ns();
+Task<> Stage::computed(const char* name, std::int64_t key, std::int64_t begin_ns) {
   Event done(loop_, wait_computed, key);
   queue_.notify([&done] { done.set(); });
   co_await done;
@@ -294,8 +293,9 @@ Task<> Stage::forward(At at) {
   const Leased input = co_await activation_for(at);
   inputs_.emplace(flight_key(at), input.lease);
   const View x = input.tensor;
+  const std::int64_t begin_ns = now_ns();
   const MutView output = co_await compute_.forward(at, held_.at(at.m), x);
-  co_await computed("F", at.m);
+  co_await computed("F", at.m, begin_ns);
   if (is_last(own.stage)) co_return;
   if (own.activation_sender) {
     const Leased leased(output, Lease(activation_sent_, flight_key(at)));
@@ -323,6 +323,7 @@ Task<> Stage::backward(At at, Action::Kind kind) {
   const Leased gradient = co_await gradient_for(at);
   const Microbatch& microbatch = held_.at(at.m);
   LossSum loss;
+  const std::int64_t begin_ns = now_ns();
   if (is_whole) {
     co_await compute_.backward(at, microbatch, gradient.tensor, loss);
   } else {
@@ -331,7 +332,7 @@ Task<> Stage::backward(At at, Action::Kind kind) {
   if (is_last(chunk(at.chunk).stage) && embedding_receiver_) {
     embedding_microbatches_.put(key(at), microbatch);
   }
-  co_await computed(is_whole ? "B" : "I", at.m);
+  co_await computed(is_whole ? "B" : "I", at.m, begin_ns);
   router_losses_.balance += loss.router.balance;
   router_losses_.z += loss.router.z;
   if (is_last(chunk(at.chunk).stage)) {
@@ -359,8 +360,9 @@ void Stage::pass_gradient_on(At at, Leased gradient) {
 }
 
 Task<> Stage::backward_weight(At at) {
+  const std::int64_t begin_ns = now_ns();
   co_await compute_.backward_weight(at);
-  co_await computed("W", at.m);
+  co_await computed("W", at.m, begin_ns);
   co_await finish(at);
 }
 
@@ -380,8 +382,9 @@ Task<> Stage::add_embedding_gradients() {
     const Microbatch microbatch = co_await embedding_microbatches_.take(k);
     const int last = plan_.pipeline.n_stages() - 1;
     const At at{k / a, static_cast<int>(k % a), plan_.pipeline.place_of(last).chunk};
+    const std::int64_t begin_ns = now_ns();
     compute_.embedding_backward(at, microbatch, gradient.tensor);
-    co_await computed("E", at.m);
+    co_await computed("E", at.m, begin_ns);
     gradient.lease.give_back();
     embedding_added_.put(k, Ready{});
   }

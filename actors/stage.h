@@ -107,7 +107,8 @@ class Stage {
   Task<> add_embedding_gradients();
   Task<> validate(std::int64_t step, std::int64_t round);
   Task<> validate_one(std::int64_t step, std::int64_t round, int chunk, std::int64_t i);
-  Task<> computed(const char* name, std::int64_t key);
+  /// Returns when the work that was enqueued since begin_ns is done; waits for parameters count.
+  Task<> computed(const char* name, std::int64_t key, std::int64_t begin_ns);
   void expect(std::int64_t step);
   void expect_validation(std::int64_t step, std::int64_t round);
 

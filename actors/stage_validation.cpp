@@ -1,36 +1,9 @@
 #include <algorithm>
-#include <tuple>
 
 #include "actors/stage.h"
+#include "src/rt/clock.h"
 
 namespace llm {
-namespace {
-
-struct Part {
-  std::int64_t i;
-  int stage;
-  int chunk;
-};
-
-/// Microbatch i reaches stage s in time i + s; a rank that does its parts in that order waits for
-/// nobody who waits for it. One rank alone has no use for the wave, and for what it would hold.
-std::vector<Part> in_order(const Pipeline& pipeline, int rank, std::int64_t n) {
-  std::vector<Part> parts;
-  for (std::int64_t i = 0; i < n; ++i) {
-    for (int c = 0; c < pipeline.n_chunks; ++c) {
-      parts.push_back({i, pipeline.stage_of({rank, c}), c});
-    }
-  }
-  const bool is_alone = pipeline.n_ranks == 1;
-  std::sort(parts.begin(), parts.end(), [is_alone](const Part& a, const Part& b) {
-    if (is_alone) return std::tie(a.i, a.stage) < std::tie(b.i, b.stage);
-    return std::pair(a.i + a.stage, a.i) < std::pair(b.i + b.stage, b.i);
-  });
-  return parts;
-}
-
-}  // namespace
-
 Task<> Stage::validate(std::int64_t step, std::int64_t round) {
   const std::int64_t n = plan_.validation_microbatches.size();
   const std::int64_t n_buffers = plan_.n_validation_buffers;
@@ -38,11 +11,12 @@ Task<> Stage::validate(std::int64_t step, std::int64_t round) {
     out_.validation_wanted(round * n + i, Ready{});
   }
   std::map<std::int64_t, int> n_done;
-  for (const Part part : in_order(plan_.pipeline, plan_.rank, n)) {
-    co_await validate_one(step, round, part.chunk, part.i);
-    if (++n_done[part.i] < plan_.pipeline.n_chunks) continue;
-    held_validation_.erase(part.i);
-    if (part.i + n_buffers < n) out_.validation_wanted(round * n + part.i + n_buffers, Ready{});
+  for (const ValidationPart part : validation_order(plan_.pipeline, plan_.rank, n)) {
+    const std::int64_t i = part.microbatch;
+    co_await validate_one(step, round, part.chunk, i);
+    if (++n_done[i] < plan_.pipeline.n_chunks) continue;
+    held_validation_.erase(i);
+    if (i + n_buffers < n) out_.validation_wanted(round * n + i + n_buffers, Ready{});
   }
 }
 
@@ -65,8 +39,9 @@ Task<> Stage::validate_one(std::int64_t step, std::int64_t round, int c, std::in
   }
   const Leased x = co_await validation_for(c, k, validation_rows_[static_cast<std::size_t>(i)]);
   LossSum loss;
+  const std::int64_t begin_ns = now_ns();
   co_await compute_.validate(step + 1, c, held_validation_.at(i), x.tensor, loss);
-  co_await computed("V", i);
+  co_await computed("V", i, begin_ns);
   if (is_last(own.stage)) {
     x.lease.give_back();
     const std::int64_t first =

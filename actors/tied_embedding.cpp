@@ -1,6 +1,7 @@
 #include "actors/tied_embedding.h"
 
 #include <algorithm>
+#include <deque>
 #include <string>
 
 #include "src/rt/event.h"
@@ -12,11 +13,16 @@ TiedEmbedding::TiedEmbedding(Transport& transport, Plan plan, const ModelState& 
     : transport_(transport),
       plan_(plan),
       state_(state),
-      owns_(state.borrowed_embedding().empty()),
+      owns_(state.tied_tensor() >= 0),
       wait_(owns_ ? "embedding sent" : "embedding", "rank " + std::to_string(plan.peer)),
       out_(std::move(parameters_updated)),
       parameters_updated_(transport.loop(), WaitName("parameters_updated", "optimizer_shard")),
       gathered_(transport.loop(), WaitName("gathered", "parameter_gatherer")) {
+  if (plan_.is_shared_out) {
+    tables_ = state_.owned_table();
+  } else {
+    tables_ = {owns_ ? state_.tied_embedding() : state_.borrowed_embedding()};
+  }
   if (!owns_ || !plan_.is_gathered) return;
   const std::vector<Bucket>& buckets = state_.layout().buckets;
   for (std::size_t b = 0; b < buckets.size(); ++b) {
@@ -44,16 +50,19 @@ Task<> TiedEmbedding::run() {
 }
 
 Task<> TiedEmbedding::exchange(std::int64_t step) {
-  const Header header(MessageKind::embedding, step, 0, 0);
-  Event done(transport_.loop(), wait_, step);
   const auto n_buckets = static_cast<std::int64_t>(state_.layout().buckets.size());
   for (const std::int64_t b : buckets_) co_await gathered_.take((step + 1) * n_buckets + b);
-  if (owns_) {
-    transport_.send(plan_.peer, plan_.tag, header, state_.tied_embedding(), done);
-  } else {
-    transport_.receive(plan_.peer, plan_.tag, header, state_.borrowed_embedding(), done);
+  std::deque<Event> done;
+  for (const MutView& table : tables_) {
+    const Header header(MessageKind::embedding, step, static_cast<std::int32_t>(done.size()), 0);
+    Event& moved = done.emplace_back(transport_.loop(), wait_, step);
+    if (owns_) {
+      transport_.send(plan_.peer, plan_.tag, header, table, moved);
+    } else {
+      transport_.receive(plan_.peer, plan_.tag, header, table, moved);
+    }
   }
-  co_await done;
+  for (Event& moved : done) co_await moved;
 }
 
 }  // namespace llm

@@ -18,6 +18,7 @@ namespace llm {
 ///   receives  parameters_updated(step)   from the rank's optimizer
 ///   sends     parameters_updated(step)   to the rank's stage and data feed: at once on the head's
 ///             rank, with the new value on the first stage's
+/// Where both ranks own a piece of it each, the piece is what is sent.
 class TiedEmbedding {
  public:
   struct Plan {
@@ -25,7 +26,8 @@ class TiedEmbedding {
     int tag = 0;
     std::int64_t first_step = 0;
     std::int64_t n_steps = 0;
-    bool is_gathered = false;  ///< from ranks that own a piece each (ZeRO)
+    bool is_gathered = false;    ///< from ranks that own a piece each (ZeRO 1 and 2)
+    bool is_shared_out = false;  ///< both holders have pieces of it alone (ZeRO 3)
   };
   /// Sends where `state` owns the embedding, receives where it has a copy.
   TiedEmbedding(Transport& transport, Plan plan, const ModelState& state,
@@ -47,6 +49,7 @@ class TiedEmbedding {
   const Port<ParametersUpdated> out_;
   Inbox<ParametersUpdated> parameters_updated_;
   Inbox<Ready> gathered_;
+  std::vector<MutView> tables_;        // what is sent or received
   std::vector<std::int64_t> buckets_;  // of the table, on its owner
 };
 

@@ -30,7 +30,9 @@ FlatLayout flat_layout(const std::vector<FlatTensor>& tensors, std::int64_t buck
     const std::int64_t tensor_begin = layout.n_elements;
     const bool begins_part = t > 0 && (tensors[t].layer != tensors[t - 1].layer ||
                                        tensors[t].part != tensors[t - 1].part);
-    if (begins_part && 2 * (tensor_begin - open.flat.begin) >= bucket_elements) {
+    const bool begins_unit = t > 0 && tensors[t].unit != tensors[t - 1].unit;
+    const bool is_half_full = 2 * (tensor_begin - open.flat.begin) >= bucket_elements;
+    if (begins_unit || (begins_part && is_half_full)) {
       close(tensor_begin);
     }
     layout.tensor_begin.push_back(tensor_begin);

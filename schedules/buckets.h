@@ -11,6 +11,7 @@ struct FlatTensor {
   std::int64_t n_elements;
   std::int64_t layer;  ///< when this layer's backward is done, the gradient is complete
   int part = 0;        ///< or already when this part of it is: the layer's parts in their order
+  int unit = 0;        ///< no bucket has tensors of two units (schedules/units.h)
 };
 
 /// A piece of a tensor that lies in one bucket.

@@ -39,6 +39,24 @@ std::vector<std::int64_t> shard_cuts(const FlatLayout& layout, std::size_t bucke
   return cuts;
 }
 
+std::vector<std::vector<std::int64_t>> tensor_cuts(const FlatLayout& layout, std::int64_t tensor,
+                                                   int n_pieces, std::int64_t chunk_elements) {
+  std::vector<std::vector<std::int64_t>> by_bucket;
+  for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
+    const Bucket& bucket = layout.buckets[b];
+    for (const BucketPiece& piece : bucket.pieces) {
+      if (piece.tensor != tensor) continue;
+      std::vector<std::int64_t>& cuts = by_bucket.emplace_back();
+      for (const std::int64_t cut : shard_cuts(layout, b, n_pieces, chunk_elements)) {
+        const std::int64_t element =
+            piece.elements.begin + bucket.flat.begin + cut - piece.flat_begin;
+        cuts.push_back(std::clamp(element, piece.elements.begin, piece.elements.end));
+      }
+    }
+  }
+  return by_bucket;
+}
+
 Shard shard_of(const FlatLayout& layout, int n_pieces, int piece, std::int64_t chunk_elements) {
   CHECK_CONTRACT(0 <= piece && piece < n_pieces, "a rank's piece is one of the group's");
   Shard shard;

@@ -28,6 +28,11 @@ struct Shard {
 std::vector<std::int64_t> shard_cuts(const FlatLayout& layout, std::size_t bucket, int n_pieces,
                                      std::int64_t chunk_elements);
 
+/// The same of one tensor: for each bucket that has elements of it, the bounds of the pieces among
+/// the tensor's elements.
+std::vector<std::vector<std::int64_t>> tensor_cuts(const FlatLayout& layout, std::int64_t tensor,
+                                                   int n_pieces, std::int64_t chunk_elements);
+
 /// Piece `piece` of `n_pieces` of every bucket. One piece is the whole layout, at its own offsets.
 Shard shard_of(const FlatLayout& layout, int n_pieces, int piece, std::int64_t chunk_elements);
 

@@ -1,7 +1,9 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
+#include "schedules/pipeline.h"
 #include "src/base/range.h"
 
 namespace llm {
@@ -33,5 +35,17 @@ struct ValidationPlan {
     return {n_microbatches() * rank / dp, n_microbatches() * (rank + 1) / dp};
   }
 };
+
+/// A validation microbatch on one of a rank's chunks.
+struct ValidationPart {
+  std::int64_t microbatch;
+  int chunk;
+  bool operator==(const ValidationPart&) const = default;
+};
+
+/// A pipeline rank's order of n microbatches. Microbatch i reaches stage s in time i + s; a rank
+/// that does its parts in that order waits for nobody who waits for it. One rank alone has no use
+/// for the wave, and for what it would hold.
+std::vector<ValidationPart> validation_order(const Pipeline& pipeline, int rank, std::int64_t n);
 
 }  // namespace llm

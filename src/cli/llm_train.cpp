@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
@@ -45,8 +47,11 @@ bool speaks() {
   return true;
 }
 
+/// Before MPI is up every rank finds the same fault. The launcher ends all ranks when one leaves,
+/// so the others give the one that speaks the time to; what only they found they say themselves.
 [[noreturn]] void leave(ExitCode code, const std::string& message) {
-  if (speaks()) fmt::print(stderr, "error: {}\n", message);
+  if (!speaks()) sleep(5);
+  fmt::print(stderr, "error: {}\n", message);
   std::exit(static_cast<int>(code));
 }
 

@@ -79,13 +79,11 @@ RankGrid resolve_grid(const LoadedConfig& loaded, std::int64_t n_ranks) {
   const std::string& strategy = d.parallel_strategy;
   check_divides(loaded, "distributed.tp_size", d.tp_size, n_ranks);
   check_divides(loaded, "distributed.pp_size", d.pp_size, n_ranks);
-  if (n_ranks > 1 && strategy != "ddp" && strategy != "zero" && strategy != "pp" &&
-      strategy != "3d") {
+  if (n_ranks > 1 && strategy == "tp") {
     refuse(place_of(loaded, {"distributed.parallel_strategy"}), "distributed.parallel_strategy",
-           fmt::format(
-               "{} on {} ranks is not in this version; write parallel_strategy: ddp, zero or pp, "
-               "or start one rank",
-               strategy, n_ranks));
+           fmt::format("{} on {} ranks is not in this version; write parallel_strategy: ddp, zero, "
+                       "fsdp or pp, or start one rank",
+                       strategy, n_ranks));
   }
   if (d.tp_size > 1) {
     refuse(
@@ -120,7 +118,9 @@ int resolve_zero_stage(const LoadedConfig& loaded) {
                        "or write parallel_strategy: zero",
                        *d.zero_stage));
   }
-  return static_cast<int>(d.zero_stage.value_or(strategy == "zero" ? 1 : 0));
+  return static_cast<int>(d.zero_stage.value_or(strategy == "fsdp"   ? 3
+                                                : strategy == "zero" ? 1
+                                                                     : 0));
 }
 
 namespace {

@@ -16,13 +16,13 @@ struct RankGrid {
   bool operator==(const RankGrid&) const = default;
 };
 
-/// The grid of `n_ranks` ranks: dp ranks under ddp; under pp all of them in one pipeline, or
-/// pipelines of pp_size ranks; under 3d what pp_size says. Refuses (ConfigError) strategies and
-/// sizes that are not built yet on more than one rank, and tp_size, pp_size or dp_size that do not
-/// fit the ranks. One rank runs under every strategy.
+/// The grid of `n_ranks` ranks: dp ranks under ddp, zero and fsdp; under pp all of them in one
+/// pipeline, or pipelines of pp_size ranks; under 3d what pp_size says. Refuses (ConfigError)
+/// strategies and sizes that are not built yet on more than one rank, and tp_size, pp_size or
+/// dp_size that do not fit the ranks. One rank runs under every strategy.
 RankGrid resolve_grid(const LoadedConfig& loaded, std::int64_t n_ranks);
 
-/// What data-parallel ranks share out, 0 to 2. Refuses a stage that the strategy contradicts.
+/// What data-parallel ranks share out, 0 to 3. Refuses a stage that the strategy contradicts.
 int resolve_zero_stage(const LoadedConfig& loaded);
 
 /// PATH where distributed.pp_schedule is file:PATH, else empty.

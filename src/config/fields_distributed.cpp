@@ -58,29 +58,35 @@ void shard_fields(Rows<DistributedConfig>& rows) {
            "What data-parallel ranks share out: 1 optimizer state, 2 gradients too once they are "
            "summed, 3 parameters too; null means 1 under zero, 3 under fsdp, 0 otherwise. Never "
            "changes the numbers.")
-      .in(between(0, 3))
-      .later({Value{}, std::int64_t{0}, std::int64_t{1}, std::int64_t{2}}, "write zero_stage: 2");
+      .in(between(0, 3));
   rows.add("bucket_bytes", &D::bucket_bytes,
            "Gradients are reduced in buckets of about so many bytes; never changes the numbers.")
       .in(between(4, 1LL << 40));
   rows.add("fsdp_mixed_precision", &D::fsdp_mixed_precision,
-           "The guide's precision of fsdp; optimization.amp_dtype decides here.")
-      .of({"fp32", "bf16", "fp16"})
-      .later({std::string("bf16"), std::string("fp32")}, "write fsdp_mixed_precision: fp32")
-      .note("optimization.amp_dtype decides the precision");
-  const std::string no_fsdp = "sharded parameters come later; remove the field";
+           "Precision of compute and of gathered parameters under parallel_strategy fsdp, in place "
+           "of "
+           "optimization.amp_dtype. Masters, moments, gradient sums and their messages stay "
+           "float32.")
+      .of({"fp32", "bf16", "fp16"});
   rows.add("fsdp_auto_wrap_min_params", &D::fsdp_auto_wrap_min_params,
-           "Parameters that make a unit of fsdp; more mean fewer, bigger units, 0 is one unit.")
-      .in(between(0, 1LL << 40))
-      .note("used by fsdp on several ranks, which is not in this version");
-  rows.add("fsdp_cpu_offload", &D::fsdp_cpu_offload, "fsdp keeps idle parameters in host memory.")
-      .later({}, "write fsdp_cpu_offload: false");
-  rows.add("fsdp_prefetch_units", &D::fsdp_prefetch_units, "Units that fsdp gathers ahead.")
-      .in(between(0, 1 << 16))
-      .later({}, no_fsdp);
-  rows.add("fsdp_reshard_after_forward", &D::fsdp_reshard_after_forward,
-           "fsdp frees a unit after its forward and gathers it again for the backward.")
-      .later({}, no_fsdp);
+           "Under zero_stage 3 a module (embedding, block, head) of at least so many parameters is "
+           "a "
+           "unit: gathered and given back as one. The others together are one more; 0 makes one "
+           "unit "
+           "of all. More mean fewer, bigger units, and more memory. Never changes the numbers.")
+      .in(between(0, 1LL << 40));
+  rows.add("fsdp_cpu_offload", &D::fsdp_cpu_offload,
+           "Idle parameters in host memory, where those of ranks on CPUs always are.")
+      .note("parameters of ranks on CPUs are in host memory already; it changes nothing");
+  rows.add("fsdp_prefetch_units", &D::fsdp_prefetch_units,
+           "Units that are gathered ahead of the one in use; each takes its memory. Never changes "
+           "the "
+           "numbers.")
+      .in(between(0, 1 << 16));
+  rows.add(
+      "fsdp_reshard_after_forward", &D::fsdp_reshard_after_forward,
+      "A unit is given back after its use and gathered again for the next one; false keeps it to "
+      "its last use in the step: fewer messages, more memory. Never changes the numbers.");
 }
 
 }  // namespace
@@ -88,10 +94,9 @@ void shard_fields(Rows<DistributedConfig>& rows) {
 std::vector<Field> distributed_fields() {
   using D = DistributedConfig;
   Rows<D> rows("distributed", &Config::distributed);
-  rows.add(
-          "parallel_strategy", &D::parallel_strategy,
-          "How ranks share the work. More than one rank needs ddp, zero, pp or 3d (with tp_size 1) "
-          "in this version; one rank runs under each with the same bits.")
+  rows.add("parallel_strategy", &D::parallel_strategy,
+           "How ranks share the work. More than one rank needs ddp, zero, fsdp, pp or 3d (with "
+           "tp_size 1) in this version; one rank runs under each with the same bits.")
       .of({"ddp", "fsdp", "zero", "tp", "pp", "3d"});
   rows.add("tp_size", &D::tp_size,
            "Tensor-parallel ranks; 0 means all ranks under tp and 1 otherwise.")

@@ -143,6 +143,27 @@ void check_grid(const LoadedConfig& loaded) {
   }
 }
 
+template <typename Note>
+void note_idle_fsdp_fields(const Config& config, const Note& note) {
+  const DistributedConfig& d = config.distributed;
+  const DistributedConfig defaults;
+  const bool is_fsdp = d.parallel_strategy == "fsdp";
+  const bool has_units = is_fsdp || d.zero_stage == 3;
+  const char* const no_units = "without parallel_strategy: fsdp or zero_stage: 3";
+  note(is_fsdp && config.optimization.amp_dtype != Config().optimization.amp_dtype,
+       "optimization.amp_dtype",
+       "under parallel_strategy: fsdp, where distributed.fsdp_mixed_precision decides");
+  note(d.fsdp_mixed_precision != defaults.fsdp_mixed_precision && !is_fsdp,
+       "distributed.fsdp_mixed_precision",
+       "without parallel_strategy: fsdp; optimization.amp_dtype decides");
+  note(d.fsdp_auto_wrap_min_params != defaults.fsdp_auto_wrap_min_params && !has_units,
+       "distributed.fsdp_auto_wrap_min_params", no_units);
+  note(d.fsdp_prefetch_units != defaults.fsdp_prefetch_units && !has_units,
+       "distributed.fsdp_prefetch_units", no_units);
+  note(d.fsdp_reshard_after_forward != defaults.fsdp_reshard_after_forward && !has_units,
+       "distributed.fsdp_reshard_after_forward", no_units);
+}
+
 /// Set, and without effect beside the other values.
 void note_idle_fields(LoadedConfig& loaded) {
   const auto note = [&](bool is_idle, const char* field, const char* reason) {
@@ -164,6 +185,7 @@ void note_idle_fields(LoadedConfig& loaded) {
        "training.wsd_decay_steps", "without training.scheduler_type: wsd");
   note(config.data.shuffle_buffer != defaults.data.shuffle_buffer && !config.data.shuffle,
        "data.shuffle_buffer", "without data.shuffle: true");
+  note_idle_fsdp_fields(config, note);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "src/model/decoder.h"
 #include "src/train/pipeline_report.h"
 #include "src/train/rank_plan.h"
+#include "src/train/unit_report.h"
 
 namespace llm {
 namespace {
@@ -16,15 +17,9 @@ std::string mib(std::int64_t n_bytes) {
   return fmt::format("{:.2f} MiB", static_cast<double>(n_bytes) / (1 << 20));
 }
 
-std::string layer_name(const ModelConfig& config, std::int64_t layer) {
-  if (layer == embedding_layer) return "embedding";
-  if (layer == head_layer(config)) return "final norm, head";
-  return fmt::format("block {}", layer);
-}
-
 std::string layer_table(const Settings& s) {
   std::string text =
-      fmt::format("units\n  {:<18} {:>14} {:>16}\n", "layer", "parameters", "activations");
+      fmt::format("layers\n  {:<18} {:>14} {:>16}\n", "layer", "parameters", "activations");
   const std::vector<ParameterSpec> specs = parameters(s.model);
   const Range layers = all_layers(s.model);
   for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
@@ -129,7 +124,7 @@ std::string batch_text(const Settings& s) {
 std::string sharing_table(const Settings& s) {
   std::string text = fmt::format("zero_stage  {:>13} {:>13} {:>13} {:>13} {:>13} {:>13}\n",
                                  "weights", "gradients", "moments", "activations", "other", "sum");
-  for (const int zero_stage : {0, 1, 2}) {
+  for (const int zero_stage : {0, 1, 2, 3}) {
     Settings other = s;
     other.zero_stage = zero_stage;
     const std::vector<LedgerEntry> ledger = memory_ledger(other, fullest_rank(other));
@@ -142,7 +137,7 @@ std::string sharing_table(const Settings& s) {
                         mib(sum_of(ledger)), zero_stage == s.zero_stage ? "  this one" : "");
   }
   return text +
-         "  zero_stage 2 gives gradients back once they are summed: less until the next "
+         "  zero_stage 2 and 3 give gradients back once they are summed: less until the next "
          "backward\n";
 }
 
@@ -153,12 +148,21 @@ std::string recommendation(const Settings& s, std::int64_t ranks_per_node,
   std::string text =
       fmt::format("memory   {} on a node, {} for each of its {} rank{}: ", mib(node_bytes),
                   mib(rank_bytes), n_ranks, n_ranks == 1 ? "" : "s");
-  // The peak of 2 is that of 1.
-  for (const int zero_stage : {0, 1}) {
+  const auto fits = [&](int zero_stage, std::int64_t unit_min_parameters) {
     Settings other = s;
     other.zero_stage = zero_stage;
-    if (sum_of(memory_ledger(other, fullest_rank(other))) > rank_bytes) continue;
-    return text + fmt::format("zero_stage {} fits\n", zero_stage);
+    other.unit_min_parameters = unit_min_parameters;
+    return sum_of(memory_ledger(other, fullest_rank(other))) <= rank_bytes;
+  };
+  // The peak of 2 is that of 1.
+  for (const int zero_stage : {0, 1, 3}) {
+    if (fits(zero_stage, s.unit_min_parameters)) {
+      return text + fmt::format("zero_stage {} fits\n", zero_stage);
+    }
+  }
+  if (fits(3, block_parameters(s.model))) {
+    return text + fmt::format("zero_stage 3 with fsdp_auto_wrap_min_params: {} fits\n",
+                              block_parameters(s.model));
   }
   return text +
          "no zero_stage fits; lower training.batch_size or cut it by "
@@ -181,9 +185,14 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node, std::int64
                       flops_per_token(s.model, s.seq_len) * 1e-6);
   if (s.n_steps > 0) text += fmt::format("steps    {}\n", s.n_steps);
   text += layer_table(s);
+  if (s.shares_parameters()) {
+    text += unit_table(s);
+    const std::string warning = unit_warning(s);
+    if (!warning.empty()) text += warning + "\n";
+  }
   if (s.grid.pp > 1) text += pipeline_report(s);
   const int fullest = fullest_rank(s);
-  text += bucket_table(model_layout(s.model, layers_of(s, fullest), s.bucket_bytes), s.model);
+  text += bucket_table(layout_of(s, fullest), s.model);
   text += "bytes per rank\n";
   if (s.grid.pp > 1) text += fmt::format("  rank {}, which holds most\n", fullest);
   text += ledger_table(memory_ledger(s, fullest));

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <numeric>
+
 #include "actors/gradient_reducer.h"
 #include "actors/optimizer_shard.h"
 #include "actors/parameter_gatherer.h"
@@ -27,18 +29,27 @@ void add(std::vector<LedgerEntry>& ledger, LedgerKind kind, std::string what,
 void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
                const DecoderCompute::Plan& compute) {
   const LayerRanges& layers = compute.chunks;
-  const FlatLayout layout = model_layout(s.model, layers, s.bucket_bytes);
+  const FlatLayout layout = layout_of(s, rank);
   const std::int64_t flat_bytes = layout.n_elements * 4;
   const int n_buffers = compute.accumulation.n_buffers();
   const StateShape shape = state_shape(s, rank);
   const Shard shard = shard_of(layout, shape.n_pieces, shape.piece, norm_chunk_elements);
   const std::string share = shape.n_pieces == 1 ? "" : fmt::format(" of 1/{}", shape.n_pieces);
-  add(ledger, LedgerKind::weights, fmt::format("parameters ({})", name_of(s.model.compute)),
-      compute_layout(s.model, layers).n_bytes());
+  const ComputeLayout read = compute_layout(s.model, layers);
+  const std::string parameters = fmt::format("parameters ({})", name_of(s.model.compute));
+  if (shape.units.empty()) {
+    add(ledger, LedgerKind::weights, parameters, read.n_bytes());
+    add(ledger, LedgerKind::weights, "copy of the tied embedding", borrowed_bytes(s.model, layers));
+  } else {
+    add(ledger, LedgerKind::weights, parameters + share,
+        owned_bytes(layout, read, shape.unit_shape()));
+    const std::vector<std::int64_t> slots = use_plan(s, rank).slot_bytes();
+    add(ledger, LedgerKind::weights, fmt::format("parameters of units, {} at a time", slots.size()),
+        std::accumulate(slots.begin(), slots.end(), std::int64_t{0}));
+  }
   if (s.model.compute != Dtype::f32) {
     add(ledger, LedgerKind::weights, "masters (f32)" + share, shard.n_elements * 4);
   }
-  add(ledger, LedgerKind::weights, "copy of the tied embedding", borrowed_bytes(s.model, layers));
   add(ledger, LedgerKind::gradients,
       fmt::format("gradients, {} of the accumulation {}{}", several(n_buffers, "buffer", "s"),
                   s.accumulation == Accumulation::tree ? "tree" : "in sequence",
@@ -136,6 +147,28 @@ std::vector<LedgerEntry> memory_ledger(const Settings& s, int rank) {
   return ledger;
 }
 
+namespace {
+
+/// A tied embedding's new values, to the rank that embeds with it.
+void count_table(StepTraffic& traffic, const Settings& s, int rank) {
+  const auto element_bytes = static_cast<std::int64_t>(size_of(s.model.compute));
+  if (!s.shares_parameters()) {
+    ++traffic.n_tensor_messages;
+    traffic.n_bytes += s.model.vocab_size * s.model.hidden_size * element_bytes;
+    return;
+  }
+  const StateShape shape = state_shape(s, rank);
+  const auto k = static_cast<std::size_t>(shape.piece);
+  const int copy = embedding_holders(s, rank).copy;
+  for (const std::vector<std::int64_t>& cuts : state_shape(s, copy).table.cuts) {
+    if (cuts[k] == cuts[k + 1]) continue;
+    ++traffic.n_tensor_messages;
+    traffic.n_bytes += (cuts[k + 1] - cuts[k]) * element_bytes;
+  }
+}
+
+}  // namespace
+
 StepTraffic stage_traffic(const Settings& s, int rank) {
   StepTraffic traffic;
   const Stage::Plan plan = stage_plan(s, rank);
@@ -158,10 +191,7 @@ StepTraffic stage_traffic(const Settings& s, int rank) {
   const EmbeddingHolders holders = embedding_holders(s, rank);
   if (s.model.tie_embeddings && holders.owner != holders.copy) {
     if (rank == holders.copy) send_step();
-    if (rank == holders.owner) {
-      ++traffic.n_tensor_messages;
-      traffic.n_bytes += s.model.vocab_size * row_bytes;
-    }
+    if (rank == holders.owner) count_table(traffic, s, rank);
   }
   // Sums of squares, to the other ranks of the pipeline.
   const auto n_owned =
@@ -205,16 +235,31 @@ void count_reductions(StepTraffic& traffic, const Settings& s, int member,
   }
 }
 
-/// Updated parameters, and the sums of squares of owned chunks.
+/// Parameters: once each after their update, or as often as the rank's units are gathered.
 void count_gathers(StepTraffic& traffic, const Settings& s, int rank, const FlatLayout& layout) {
   const int member = place_of(s.grid, rank).dp;
-  const ComputeLayout compute = compute_layout(s.model, layers_of(s, rank));
-  for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
-    const CollectiveShape shape{member, s.grid.dp, gather_cuts(layout, compute, b, s.grid.dp)};
-    for (const GatherRound& round : all_gather_plan(shard_form(s), shape)) {
+  const auto count_gather = [&](const std::vector<std::int64_t>& cuts) {
+    for (const GatherRound& round : all_gather_plan(shard_form(s), {member, s.grid.dp, cuts})) {
       count(traffic, round.sends, 1);
     }
+  };
+  const ComputeLayout compute = compute_layout(s.model, layers_of(s, rank));
+  if (!s.shares_parameters()) {
+    for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
+      count_gather(compute_cuts(layout, compute, b, s.grid.dp));
+    }
+    return;
   }
+  const StateShape shape = state_shape(s, rank);
+  for (const UnitGather& gather : use_plan(s, rank).step.gathers.gathers) {
+    for (const UnitPart& part : unit_parts(layout, compute, shape.unit_shape(), gather.unit)) {
+      count_gather(part.cuts);
+    }
+  }
+}
+
+/// The sums of squares of owned chunks.
+void count_squares(StepTraffic& traffic, const Settings& s, int rank, const FlatLayout& layout) {
   const StateShape state = state_shape(s, rank);
   std::int64_t n_chunks = 0;
   for (const auto& pieces :
@@ -236,9 +281,11 @@ StepTraffic step_traffic(const Settings& s, int rank) {
   traffic.n_control_messages = s.grid.n_ranks() - 1 +
                                (tells_losses ? s.partition.n_microbatches() : 0) +
                                (rank != 0 && s.model.is_mixture() ? 1 : 0);
-  const FlatLayout layout = model_layout(s.model, layers_of(s, rank), s.bucket_bytes);
+  const FlatLayout layout = layout_of(s, rank);
   count_reductions(traffic, s, place_of(s.grid, rank).dp, layout);
-  if (s.zero_stage > 0) count_gathers(traffic, s, rank, layout);
+  if (s.zero_stage == 0) return traffic;
+  count_gathers(traffic, s, rank, layout);
+  count_squares(traffic, s, rank, layout);
   return traffic;
 }
 

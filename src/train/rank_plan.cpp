@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "tensor/ops/adamw.h"
 
@@ -41,6 +42,101 @@ std::vector<int> pieces_of_ranks(const Settings& settings) {
   return pieces;
 }
 
+std::vector<Unit> units_of(const Settings& settings, int rank) {
+  const std::vector<ParameterSpec> specs = parameters(settings.model);
+  const LayerRanges ranges = layers_of(settings, rank);
+  std::map<std::int64_t, std::int64_t> n_parameters;  // by layer
+  for (const std::size_t i : owned_parameters(settings.model, ranges)) {
+    n_parameters[specs[i].layer] += specs[i].n_elements();
+  }
+  if (borrows_embedding(settings.model, ranges)) {
+    n_parameters[embedding_layer] += specs.front().n_elements();
+  }
+  std::vector<LayerParameters> layers;
+  for (const auto& [layer, n] : n_parameters) layers.push_back({layer, n});
+  return make_units(layers, settings.unit_min_parameters);
+}
+
+FlatLayout layout_of(const Settings& settings, int rank) {
+  return model_layout(
+      settings.model, layers_of(settings, rank), settings.bucket_bytes,
+      settings.shares_parameters() ? units_of(settings, rank) : std::vector<Unit>{});
+}
+
+namespace {
+
+/// Of the rank that embeds with a tied table which another one updates.
+BorrowedTable borrowed_table(const Settings& settings, int rank) {
+  BorrowedTable table;
+  if (!borrows_embedding(settings.model, layers_of(settings, rank))) return table;
+  const FlatLayout owners = layout_of(settings, embedding_holders(settings, rank).owner);
+  // The first parameter of all is the last of the layout, which is in reversed order.
+  const auto tensor = static_cast<std::int64_t>(owners.tensors.size()) - 1;
+  table.unit = unit_of(units_of(settings, rank), embedding_layer);
+  table.element_bytes = static_cast<std::int64_t>(size_of(settings.model.compute));
+  table.cuts = tensor_cuts(owners, tensor, settings.grid.dp, norm_chunk_elements);
+  return table;
+}
+
+/// By use of a list of layers: the units that it reads.
+std::vector<std::vector<int>> units_read(const Settings& settings, const std::vector<Unit>& units,
+                                         const std::vector<std::int64_t>& layers) {
+  const std::vector<ParameterSpec> specs = parameters(settings.model);
+  std::map<std::int64_t, std::vector<int>> of_layer;
+  for (const ParameterUse& use : parameter_uses(settings.model)) {
+    if (std::count(layers.begin(), layers.end(), use.layer) == 0) continue;
+    std::vector<int>& read = of_layer[use.layer];
+    const int unit = unit_of(units, specs[use.parameter].layer);
+    if (std::count(read.begin(), read.end(), unit) == 0) read.push_back(unit);
+  }
+  std::vector<std::vector<int>> by_use;
+  for (const std::int64_t layer : layers) by_use.push_back(of_layer[layer]);
+  return by_use;
+}
+
+}  // namespace
+
+UsePlan use_plan(const Settings& settings, int rank) {
+  UsePlan plan;
+  const std::vector<Unit> units = units_of(settings, rank);
+  const UnitLayout layout = unit_layout(layout_of(settings, rank),
+                                        compute_layout(settings.model, layers_of(settings, rank)),
+                                        state_shape(settings, rank).unit_shape());
+  const auto list_of = [&](std::vector<std::int64_t> layers) {
+    GatherPlan gathers =
+        plan_gathers(units_read(settings, units, layers), layout.n_bytes, settings.gather_policy);
+    return UseList{std::move(layers), std::move(gathers)};
+  };
+  const LayerRanges chunks = layers_of(settings, rank);
+  std::vector<std::int64_t> layers;
+  for (int flush = 0; flush < settings.partition.n_accumulation_steps; ++flush) {
+    for (const Action action : schedule_of(settings, rank)) {
+      const Range of_chunk = chunks[static_cast<std::size_t>(action.chunk)];
+      const auto read = layers_read(settings.model, of_chunk, action.kind);
+      layers.insert(layers.end(), read.begin(), read.end());
+    }
+  }
+  plan.step = list_of(std::move(layers));
+  for (const Range& chunk : chunks) {
+    plan.chunks.push_back(list_of(layers_validated(settings.model, chunk)));
+  }
+  plan.validation = settings.validation;
+  plan.n_steps = settings.n_steps;
+  if (settings.validation.n_samples == 0) return plan;
+  // As many as the rank of its group that has most: it gathers from all of them.
+  const GridPlace place = place_of(settings.grid, rank);
+  std::int64_t n = 0;
+  for (int dp = 0; dp < settings.grid.dp; ++dp) {
+    n = std::max(n, settings.validation.microbatches(dp, settings.grid.dp).size());
+  }
+  const std::int64_t n_own = settings.validation.microbatches(place.dp, settings.grid.dp).size();
+  for (const ValidationPart& part : validation_order(settings.pipeline, place.pp, n)) {
+    plan.order.push_back(part.chunk);
+    plan.is_own.push_back(part.microbatch < n_own);
+  }
+  return plan;
+}
+
 StateShape state_shape(const Settings& settings, int rank) {
   StateShape shape;
   shape.ranges = layers_of(settings, rank);
@@ -52,6 +148,10 @@ StateShape state_shape(const Settings& settings, int rank) {
   shape.n_pieces = static_cast<int>(pieces.size());
   const int member = shape.n_pieces == 1 ? 0 : place_of(settings.grid, rank).dp;
   shape.piece = pieces[static_cast<std::size_t>(member)];
+  if (settings.shares_parameters()) {
+    shape.units = units_of(settings, rank);
+    shape.table = borrowed_table(settings, rank);
+  }
   return shape;
 }
 
@@ -126,7 +226,7 @@ std::vector<MasterPieces> master_pieces(const Settings& settings) {
       MasterPieces& source = sources.emplace_back();
       source.rank = members[member];
       const StateShape shape = state_shape(settings, source.rank);
-      const FlatLayout layout = model_layout(settings.model, shape.ranges, shape.bucket_bytes);
+      const FlatLayout layout = layout_of(settings, source.rank);
       const std::vector<std::size_t> canonical = owned_parameters(settings.model, shape.ranges);
       const Shard shard = shard_of(layout, shape.n_pieces, shape.piece, norm_chunk_elements);
       for (const std::vector<OwnedPiece>& pieces : shard.pieces) {

@@ -1,6 +1,7 @@
 #pragma once
 #include "actors/decoder_compute.h"
 #include "actors/stage.h"
+#include "actors/unit_gatherer.h"
 #include "schedules/collective.h"
 #include "src/train/masters.h"
 #include "src/train/settings.h"
@@ -12,7 +13,13 @@ namespace llm {
 
 /// The layers of the rank's chunks.
 LayerRanges layers_of(const Settings& settings, int rank);
+/// The units of the rank's parameters, a borrowed table's with the embedding; whatever zero_stage
+/// says.
+std::vector<Unit> units_of(const Settings& settings, int rank);
 StateShape state_shape(const Settings& settings, int rank);
+FlatLayout layout_of(const Settings& settings, int rank);
+/// What the rank's compute reads, and what is gathered for it, where parameters are shared out.
+UsePlan use_plan(const Settings& settings, int rank);
 /// The form of a data-parallel group's collectives where its ranks own a piece each (ZeRO).
 CollectiveForm shard_form(const Settings& settings);
 /// By rank of the data-parallel group: its piece of every bucket; {0} where each rank has all.

@@ -26,6 +26,7 @@
 #include "src/train/run_dir.h"
 #include "src/train/settings_from_config.h"
 #include "src/train/trainer.h"
+#include "src/train/unit_report.h"
 #include "src/train/whole_model.h"
 #include "tensor/ops/matmul.h"
 #include "tensor/storage.h"
@@ -110,14 +111,21 @@ RunLength length_of(const LoadedConfig& loaded, const Settings& settings, std::i
           .n_validation_samples = n_validation_samples};
 }
 
-std::string start_line(const MpiSession& session, const Settings& s) {
+/// Which field decides is said where it is not the usual one.
+std::string precision_text(const Settings& s, const Config& config) {
+  const std::string name = name_of(s.model.compute);
+  if (config.distributed.parallel_strategy != "fsdp") return name;
+  return name + " (fsdp_mixed_precision, in place of amp_dtype)";
+}
+
+std::string start_line(const MpiSession& session, const Settings& s, const Config& config) {
   return fmt::format(
       "{} rank{} ({} a node{}): {} parameters, {}, global batch {} = microbatch {} x {} x dp {}, "
       "{} "
       "tokens a step, {} steps",
       session.n_ranks(), session.n_ranks() == 1 ? "" : "s", session.ranks_per_node(),
       s.threads_per_rank == 1 ? "" : fmt::format(", {} threads each", s.threads_per_rank),
-      n_parameters(s.model), name_of(s.model.compute), s.partition.global_batch(),
+      n_parameters(s.model), precision_text(s, config), s.partition.global_batch(),
       s.partition.largest_microbatch(), s.partition.n_microbatches(), s.partition.dp,
       s.tokens_per_step(), s.n_steps);
 }
@@ -200,11 +208,15 @@ class Run {
     warn_of_few_cores();
     if (session_.rank() != 0) return;
     const std::string warning = bubble_warning(start_.settings);
-    if (!warning.empty()) fmt::print(stderr, "{}\n", warning);
+    for (const std::string& text : {warning, unit_warning(start_.settings)}) {
+      if (!text.empty()) fmt::print(stderr, "{}\n", text);
+    }
     const LoggingConfig& logging = start_.loaded.config.logging;
     const ProgressStyle style = progress_style(logging.progress);
     if (style != ProgressStyle::off) {
-      say(start_line(session_, start_.settings));
+      say(start_line(session_, start_.settings, start_.loaded.config));
+      const std::string units = unit_line(start_.settings);
+      if (!units.empty()) say(units);
       say("data: " + data_.summary);
     }
     progress_ = std::make_unique<Progress>(

@@ -10,6 +10,7 @@
 #include "schedules/pipeline.h"
 #include "schedules/pipeline_buffers.h"
 #include "schedules/stage_split.h"
+#include "schedules/units.h"
 #include "schedules/validation.h"
 #include "src/model/model_config.h"
 
@@ -37,13 +38,19 @@ struct Settings {
   /// start, not set by anyone.
   bool shares_memory = false;
   /// What the data-parallel ranks share out (ZeRO): 0 nothing, 1 masters and moments, 2 and after
-  /// their sum the gradients too. Changes no bit.
+  /// their sum the gradients too, 3 and parameters too. Changes no bit.
   int zero_stage = 0;
+  /// Under 3: layers of at least so many parameters are units of their own; 0: one unit. Changes no
+  /// bit, and nor does when units are there.
+  std::int64_t unit_min_parameters = 10'000'000;
+  GatherPolicy gather_policy;
   std::uint64_t seed = 42;
   std::int64_t n_steps = 0;
 
   /// Whether data-parallel ranks add up gradients where they lie.
   bool sums_in_place() const { return shares_memory && grid.dp > 1; }
+  /// Whether parameters are there only by unit, for a while.
+  bool shares_parameters() const { return zero_stage == 3 && grid.dp > 1; }
   std::int64_t tokens_per_step() const { return partition.global_batch() * seq_len; }
 };
 

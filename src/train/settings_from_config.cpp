@@ -28,7 +28,14 @@ LrShape lr_shape_of(const std::string& name) {
                     "' is not one of cosine, linear, constant, wsd");
 }
 
-Dtype compute_dtype(const OptimizationConfig& optimization, bool has_fast_bf16) {
+Dtype compute_dtype(const Config& config, bool has_fast_bf16) {
+  const DistributedConfig& distributed = config.distributed;
+  if (distributed.parallel_strategy == "fsdp") {
+    return distributed.fsdp_mixed_precision == "fp32"   ? Dtype::f32
+           : distributed.fsdp_mixed_precision == "fp16" ? Dtype::f16
+                                                        : Dtype::bf16;
+  }
+  const OptimizationConfig& optimization = config.optimization;
   if (!optimization.use_amp || optimization.amp_dtype == "float32") return Dtype::f32;
   if (optimization.amp_dtype == "float16") return Dtype::f16;
   if (optimization.amp_dtype == "bfloat16") return Dtype::bf16;
@@ -166,7 +173,7 @@ Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool ha
   settings.accumulation =
       config.numerics.accumulation == "tree" ? Accumulation::tree : Accumulation::sequential;
   settings.optimizer = optimizer_of(config.training);
-  settings.model.compute = compute_dtype(config.optimization, has_fast_bf16);
+  settings.model.compute = compute_dtype(config, has_fast_bf16);
   if (settings.model.compute == Dtype::f16) {
     const OptimizationConfig& o = config.optimization;
     settings.optimizer.loss_scale = {.initial = o.loss_scale_init,
@@ -176,6 +183,9 @@ Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool ha
   }
   settings.bucket_bytes = config.distributed.bucket_bytes;
   settings.zero_stage = resolve_zero_stage(loaded);
+  settings.unit_min_parameters = config.distributed.fsdp_auto_wrap_min_params;
+  settings.gather_policy = {.n_ahead = static_cast<int>(config.distributed.fsdp_prefetch_units),
+                            .reshard = config.distributed.fsdp_reshard_after_forward};
   settings.threads_per_rank = static_cast<int>(config.distributed.threads_per_rank);
   settings.seed = static_cast<std::uint64_t>(config.training.seed);
   settings.recompute_blocks = config.optimization.gradient_checkpointing == "block";

@@ -145,6 +145,9 @@ void Trainer::make_metrics() {
 void Trainer::make_optimizer() {
   const Port<ParametersUpdated> to_stage_and_feed(
       [this](std::int64_t step, ParametersUpdated message) {
+        if (unit_gatherer_ && tied_embedding_ && state_.tied_tensor() < 0) {
+          unit_gatherer_->table_received().put(step, Ready{});
+        }
         stage_->parameters_updated().put(step, message);
         data_feed_->parameters_updated().put(step, message);
       });
@@ -159,7 +162,8 @@ void Trainer::make_optimizer() {
                             .tag = embedding_tag,
                             .first_step = 0,
                             .n_steps = settings_.n_steps,
-                            .is_gathered = settings_.zero_stage > 0},
+                            .is_gathered = gathers_once_a_step(),
+                            .is_shared_out = settings_.shares_parameters()},
         state_, to_stage_and_feed);
     updated = port_to(tied_embedding_->parameters_updated());
   }
@@ -184,12 +188,29 @@ void Trainer::make_optimizer() {
                              }),
                              Port<ParametersUpdated>([this](std::int64_t key, ParametersUpdated m) {
                                if (gatherer_) gatherer_->updated().put(key, m);
+                               if (unit_gatherer_) unit_gatherer_->updated().put(key, m);
                              })});
   control_.connect(channel_step_facts, optimizer_->step_facts());
 }
 
+bool Trainer::gathers_once_a_step() const {
+  return settings_.zero_stage > 0 && !settings_.shares_parameters();
+}
+
+void Trainer::make_unit_gatherer() {
+  if (!settings_.shares_parameters()) return;
+  unit_gatherer_ = std::make_unique<UnitGatherer>(
+      data_parallel_, reductions_, compute_,
+      UnitGatherer::Plan{.uses = use_plan(settings_, transport_.rank()),
+                         .policy = settings_.gather_policy,
+                         .form = shard_form(settings_),
+                         .first_tag = gather_tag,
+                         .n_tags = n_gather_tags},
+      state_);
+}
+
 void Trainer::make_gatherer() {
-  if (settings_.zero_stage == 0) return;
+  if (!gathers_once_a_step()) return;
   gathered_ = std::make_unique<GatheredParameters>(loop_, state_, 0);
   gatherer_ = std::make_unique<ParameterGatherer>(
       data_parallel_,
@@ -211,8 +232,10 @@ void Trainer::make_stage() {
     const std::int64_t lane = key % n_buckets % settings_.n_reducer_lanes;
     reducers_[static_cast<std::size_t>(lane)]->grads_ready().put(key, ready);
   });
+  ParameterSource* parameters = gathered_.get();
+  if (unit_gatherer_) parameters = unit_gatherer_.get();
   stage_compute_ = std::make_unique<DecoderCompute>(compute_, compute_plan(settings_, rank),
-                                                    decoder_, state_, grads_ready, gathered_.get());
+                                                    decoder_, state_, grads_ready, parameters);
   stage_ = std::make_unique<Stage>(
       transport_, compute_, stage_plan(settings_, rank), *stage_compute_,
       Stage::Outbox{control_.port<LossReport>(metrics_rank, channel_loss),
@@ -268,6 +291,7 @@ void Trainer::connect() {
   make_metrics();
   make_optimizer();
   make_gatherer();
+  make_unit_gatherer();
   make_reducers();
   make_stage();
   make_feeds();
@@ -293,6 +317,7 @@ void Trainer::start() {
   loop_.spawn("data_feed", data_feed_->run());
   stage_->spawn();
   if (gatherer_) loop_.spawn("parameter_gatherer", gatherer_->run());
+  if (unit_gatherer_) loop_.spawn("unit_gatherer", unit_gatherer_->run());
   if (tied_embedding_) loop_.spawn("tied_embedding", tied_embedding_->run());
   for (std::size_t lane = 0; lane < reducers_.size(); ++lane) {
     loop_.spawn_background("gradient_reducer " + std::to_string(lane), reducers_[lane]->run());

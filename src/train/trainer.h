@@ -13,6 +13,7 @@
 #include "actors/square_sums.h"
 #include "actors/stage.h"
 #include "actors/tied_embedding.h"
+#include "actors/unit_gatherer.h"
 #include "src/comm/control.h"
 #include "src/comm/queue_poller.h"
 #include "src/comm/transport.h"
@@ -60,7 +61,10 @@ class Trainer {
   Port<Ready> to_optimizer();
   void make_metrics();
   void make_optimizer();
+  /// ZeRO 1 and 2: every rank has all parameters, once they are gathered.
+  bool gathers_once_a_step() const;
   void make_gatherer();
+  void make_unit_gatherer();
   void make_stage();
   void make_feeds();
   void make_master_server();
@@ -88,6 +92,7 @@ class Trainer {
   std::unique_ptr<SquareSums> squares_;
   std::unique_ptr<GatheredParameters> gathered_;  // where ranks own a piece each
   std::unique_ptr<ParameterGatherer> gatherer_;
+  std::unique_ptr<UnitGatherer> unit_gatherer_;  // where parameters too are shared out
   std::unique_ptr<DecoderCompute> stage_compute_;
   std::unique_ptr<Stage> stage_;
   std::unique_ptr<TiedEmbedding> tied_embedding_;  // where two ranks hold one

@@ -8,7 +8,8 @@ goes to STEP_BENCH; the default is the 10M model, batch 8 of 256 tokens, f32.
 
 A reducer is busy from a bucket's grads_ready to its sum. Hidden is what of the busy time of all reducers together falls into
 the stage's backward; the rest is exposed: nothing computes meanwhile. Under zero=1 or 2 the gatherer of parameters is busy too,
-from a bucket's update to its gather, and a second line says what of all that falls into ops of the compute queue."""
+from a bucket's update to its gather, and under zero=3 while it gathers a unit; a second line says what of all that falls into ops
+of the compute queue."""
 import json
 import os
 import pathlib
@@ -54,12 +55,17 @@ def busy_spans(events, actor="gradient_reducer", message="grads_ready"):
     return spans
 
 
+def unit_spans(events):
+    """The gathers of units, where parameters are shared out."""
+    return [(e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e.get("cat") == "gather"]
+
+
 def hidden_behind_ops(events):
     """Busy time of reducers and gatherer together, and what of it falls into ops, a step, after the warm ones."""
     rows = rows_of(events)
     begins = sorted(e["ts"] for e in events if e["ph"] == "X" and e["name"] == "B" and rows[e["tid"]] == "stage")
     first, last, n_steps = begins[WARM_STEPS], begins[-1], len(begins) - 1 - WARM_STEPS
-    busy = union(busy_spans(events) + busy_spans(events, "parameter_gatherer", "updated"))
+    busy = union(busy_spans(events) + busy_spans(events, "parameter_gatherer", "updated") + unit_spans(events))
     busy = [(b, e) for b, e in busy if first <= b < last]
     ops = union((e["ts"], e["ts"] + e["dur"]) for e in events
                 if e["ph"] == "X" and e.get("cat") == "op" and rows[e["tid"]] == "compute queue")
@@ -96,7 +102,7 @@ def main():
         backward = statistics.median(length([span]) for span, _ in steps)
         print(f"rank {rank}: backward {backward / 1e3:.1f} ms, reduction {reduction / 1e3:.1f} ms, hidden "
               f"{hidden / 1e3:.1f} ms: share {hidden / reduction:.3f}   medians of {len(steps)} steps", flush=True)
-        if any(argument in ("zero=1", "zero=2") for argument in arguments):
+        if any(argument in ("zero=1", "zero=2", "zero=3") for argument in arguments):
             busy, behind = hidden_behind_ops(events)
             print(f"rank {rank}: reductions and gathers {busy / 1e3:.1f} ms a step, behind ops {behind / 1e3:.1f} ms: share "
                   f"{behind / busy:.3f}", flush=True)

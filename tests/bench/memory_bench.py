@@ -6,7 +6,8 @@ import sys
 
 MODEL = ["model=124m", "batch=4", "seq=64", "microbatches=4", "steps=1", "warm=0", "shared=0"]
 CASES = [(1, []), (4, ["pp=4", "schedule=1f1b"]), (4, ["pp=4", "schedule=1f1b", "recompute=1"]),
-         (4, ["batch=1"]), (4, ["batch=1", "zero=1"]), (4, ["batch=1", "zero=2"])]
+         (4, ["batch=1"]), (4, ["batch=1", "zero=1"]), (4, ["batch=1", "zero=2"]),
+         (4, ["batch=1", "zero=3", "units=7000000"]), (4, ["batch=1", "zero=3", "units=7000000", "reshard=0"])]
 
 
 def main():

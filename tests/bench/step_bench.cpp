@@ -86,6 +86,8 @@ Settings settings_of(std::map<std::string, std::string>& options, int n_ranks) {
   set_pipeline(s, {.schedule = kinds.at(options["schedule"]), .n_ranks = std::stoi(options["pp"])});
   s.recompute_blocks = options["recompute"] == "1";
   s.zero_stage = std::stoi(options["zero"]);
+  s.unit_min_parameters = std::stoll(options["units"]);
+  s.gather_policy = {std::stoi(options["ahead"]), options["reshard"] == "1"};
   return s;
 }
 
@@ -158,10 +160,12 @@ void train(Options& options, Loop& loop, Transport& transport, bool shares_memor
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options{{"model", "10m"},         {"batch", "8"}, {"seq", "256"},   {"microbatches", "1"},
-                  {"steps", "8"},           {"warm", "2"},  {"threads", "1"}, {"dtype", "f32"},
-                  {"accumulation", "tree"}, {"trace", ""},  {"pp", "1"},      {"schedule", "1f1b"},
-                  {"recompute", "0"},       {"zero", "0"},  {"shared", "1"}};
+  Options options{{"model", "10m"},      {"batch", "8"},   {"seq", "256"},
+                  {"microbatches", "1"}, {"steps", "8"},   {"warm", "2"},
+                  {"threads", "1"},      {"dtype", "f32"}, {"accumulation", "tree"},
+                  {"trace", ""},         {"pp", "1"},      {"schedule", "1f1b"},
+                  {"recompute", "0"},    {"zero", "0"},    {"shared", "1"},
+                  {"units", "1"},        {"ahead", "1"},   {"reshard", "1"}};
   for (int i = 1; i < argc; ++i) {
     const std::string text = argv[i];
     const std::size_t equal = text.find('=');

@@ -71,7 +71,7 @@ class Plans(program.ProgramTest):
                     pp = size or (ranks if "parallel_strategy: pp" in yaml else 1)
                     text = self.plan("--config-path", config, "--ranks", ranks)
                     self.assertIn(f"grid     [dp {ranks // pp}][pp {pp}][tp 1]: {ranks} rank", text)
-                    for title in ["batch ", "stage ", "model ", "units\n", "buckets ", "bytes per rank\n",
+                    for title in ["batch ", "stage ", "model ", "layers\n", "buckets ", "bytes per rank\n",
                                   "messages per step\n"]:
                         self.assertIn(title, text)
 
@@ -79,17 +79,22 @@ class Plans(program.ProgramTest):
         text = self.plan("--config-path", "configs/gpt2-124m.yaml", "--ranks", "4", "--ranks-per-node", "1")
         n = int(re.search(r"model +(\d+) parameters", text).group(1))
         self.assertEqual(n, 124_439_808, "GPT-2 small's parameters")
-        units = text.split("units\n")[1].split("buckets ")[0].splitlines()[1:]
+        units = text.split("layers\n")[1].split("buckets ")[0].splitlines()[1:]
         counts = [int(re.search(r" (\d+) +[0-9.]+ MiB$", line).group(1)) for line in units]
         self.assertEqual((len(counts), sum(counts)), (14, n))
         memory = text.split("bytes per rank\n")[1].split("zero_stage ")[0].splitlines()
         rows = [(line[:50].strip(), float(re.search(MIB, line).group(1))) for line in memory]
         self.assertEqual(rows[-1][0], "sum")
         self.assertAlmostEqual(sum(size for _, size in rows[:-1]), rows[-1][1], delta=0.01 * len(rows))
-        sharing = text.split("zero_stage ")[1].splitlines()[1:4]
+        sharing = text.split("zero_stage ")[1].splitlines()[1:5]
         sums = [float(re.findall(MIB, line)[-1]) for line in sharing]
         self.assertAlmostEqual(sums[0], rows[-1][1], delta=0.01)
         self.assertTrue(sums[0] > sums[1] == sums[2], sharing)
+        blocks = self.plan("--config-path", "configs/gpt2-124m.yaml", "--ranks", "4", "--ranks-per-node", "1",
+                           "distributed.fsdp_auto_wrap_min_params=7000000", "distributed.zero_stage=3")
+        row = blocks.split("zero_stage  ")[1].splitlines()[4]
+        self.assertIn("this one", row)
+        self.assertLess(float(re.findall(MIB, row)[-1]), sums[2])
         self.assertIn("this one", sharing[0])
         for part in ["parameters", "accumulation tree", "AdamW moments", "activations", "receives"]:
             self.assertTrue(any(part in name for name, _ in rows), part)

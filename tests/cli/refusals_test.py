@@ -40,7 +40,7 @@ CONFIGURATIONS = {
     "a guide's field without counterpart says what to write": (
         78, ["optimization.use_compile", "use_compile: false"], "optimization:\n  use_compile: true\n", []),
     "what comes later is refused": (
-        78, ["distributed.zero_stage", "3", "zero_stage: 2"], None, ["distributed.zero_stage=3"]),
+        78, ["distributed.zero_stage", "4", "0 to 3"], None, ["distributed.zero_stage=4"]),
     "a schedule's file that is not there is named": (
         78, ["distributed.pp_schedule", "none.txt", "No such file"], None,
         ["distributed.pp_schedule=file:none.txt"]),
@@ -139,6 +139,15 @@ class Refusals(program.ProgramTest):
 
     def test_an_unknown_option_is_one_line_on_three_ranks(self):
         self.check(64, ["--frobnicate"], ["--frobnicate"], ranks=3, seconds=10)
+
+    def test_ranks_that_do_not_speak_leave_after_the_one_that_does(self):
+        """Or the launcher ends it before it has said why."""
+        silent = self.start("--frobnicate", env={"OMPI_COMM_WORLD_RANK": "1"})
+        speaks = self.llm_train("--frobnicate", env={"OMPI_COMM_WORLD_RANK": "0"})
+        self.assertEqual((speaks.code, len(speaks.causes())), (64, 1), speaks)
+        self.assertIsNone(silent.poll(), "the other one is still there")
+        done = self.finish(silent)
+        self.assertEqual((done.code, len(done.causes())), (64, 1), "what only it found it says in the end")
 
     def test_a_process_alone_in_a_job_of_four_is_refused(self):
         self.check(78, ["Slurm says 4 ranks", "sees 1", "srun --mpi=pmix"], self.configuration(None, []),

@@ -11,17 +11,16 @@ namespace llm {
 using test::load;
 using test::refusal;
 
-TEST_CASE("one rank runs under every strategy, more under ddp, zero, pp and 3d") {
+TEST_CASE("one rank runs under every strategy, more under all but tp") {
   for (const std::string strategy : {"ddp", "fsdp", "zero", "tp", "pp", "3d"}) {
     const LoadedConfig loaded = load("distributed: {parallel_strategy: " + strategy + "}");
     CHECK(resolve_grid(loaded, 1) == RankGrid{1, 1, 1});
-    const bool works = strategy != "fsdp" && strategy != "tp";
+    const bool works = strategy != "tp";
     CHECK(refusal([&] { resolve_grid(loaded, 2); }) ==
           (works ? "accepted"
                  : "c.yaml:1:34: distributed.parallel_strategy: " + strategy +
-                       " on 2 ranks is not in this version; write parallel_strategy: ddp, zero or "
-                       "pp, or "
-                       "start one rank"));
+                       " on 2 ranks is not in this version; write parallel_strategy: ddp, zero, "
+                       "fsdp or pp, or start one rank"));
   }
 }
 
@@ -32,6 +31,9 @@ TEST_CASE("zero shares out optimizer state unless told more, and any grid can") 
   CHECK(stage("parallel_strategy: ddp") == 0);
   CHECK(stage("parallel_strategy: zero") == 1);
   CHECK(stage("parallel_strategy: zero, zero_stage: 2") == 2);
+  CHECK(stage("parallel_strategy: fsdp") == 3);
+  CHECK(stage("parallel_strategy: fsdp, zero_stage: 3") == 3);
+  CHECK(stage("parallel_strategy: pp, pp_size: 2, zero_stage: 3") == 3);
   CHECK(stage("parallel_strategy: ddp, zero_stage: 1") == 1);
   CHECK(stage("parallel_strategy: pp, pp_size: 2, zero_stage: 1") == 1);
   CHECK(refusal([&] { stage("parallel_strategy: zero, zero_stage: 0"); }) ==

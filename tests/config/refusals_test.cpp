@@ -400,26 +400,12 @@ TEST_CASE("what this version does not do is refused with what to write") {
        "needs no file; remove the field"},
       {"distributed: {device: cuda}",
        "c.yaml:1:23: distributed.device: cuda is not in this version; write device: cpu"},
-      {"distributed: {zero_stage: 3}",
-       "c.yaml:1:27: distributed.zero_stage: 3 is not in this version; write zero_stage: 2"},
       {"distributed: {expert_parallel: true}",
        "c.yaml:1:32: distributed.expert_parallel: true is not in this version; write "
        "expert_parallel: false"},
       {"distributed: {sequence_parallel: true}",
        "c.yaml:1:34: distributed.sequence_parallel: true is not in this version; write "
        "sequence_parallel: false"},
-      {"distributed: {fsdp_mixed_precision: fp16}",
-       "c.yaml:1:37: distributed.fsdp_mixed_precision: fp16 is not in this version; write "
-       "fsdp_mixed_precision: fp32"},
-      {"distributed: {fsdp_cpu_offload: true}",
-       "c.yaml:1:33: distributed.fsdp_cpu_offload: true is not in this version; write "
-       "fsdp_cpu_offload: false"},
-      {"distributed: {fsdp_prefetch_units: 2}",
-       "c.yaml:1:36: distributed.fsdp_prefetch_units: 2 is not in this version; sharded parameters "
-       "come later; remove the field"},
-      {"distributed: {fsdp_reshard_after_forward: false}",
-       "c.yaml:1:43: distributed.fsdp_reshard_after_forward: false is not in this version; sharded "
-       "parameters come later; remove the field"},
       {"checkpoint: {state_dict_type: sharded}",
        "c.yaml:1:31: checkpoint.state_dict_type: sharded is not in this version; write "
        "state_dict_type: full"},
@@ -531,11 +517,23 @@ TEST_CASE("what has no effect is accepted with a note") {
       {"distributed: {master_addr: 10.0.0.1, master_port: \"999\"}",
        "c.yaml:1:28: distributed.master_addr: MPI needs neither master_addr nor master_port"},
       {"distributed: {fsdp_mixed_precision: fp32}",
-       "c.yaml:1:37: distributed.fsdp_mixed_precision: optimization.amp_dtype decides the "
-       "precision"},
+       "c.yaml:1:37: distributed.fsdp_mixed_precision: has no effect without parallel_strategy: "
+       "fsdp; optimization.amp_dtype decides"},
       {"distributed: {fsdp_auto_wrap_min_params: 0}",
-       "c.yaml:1:42: distributed.fsdp_auto_wrap_min_params: used by fsdp on several ranks, which "
-       "is not in this version"},
+       "c.yaml:1:42: distributed.fsdp_auto_wrap_min_params: has no effect without "
+       "parallel_strategy: fsdp or zero_stage: 3"},
+      {"distributed: {fsdp_prefetch_units: 2}",
+       "c.yaml:1:36: distributed.fsdp_prefetch_units: has no effect without parallel_strategy: "
+       "fsdp or zero_stage: 3"},
+      {"distributed: {fsdp_reshard_after_forward: false, zero_stage: 2}",
+       "c.yaml:1:43: distributed.fsdp_reshard_after_forward: has no effect without "
+       "parallel_strategy: fsdp or zero_stage: 3"},
+      {"distributed: {fsdp_cpu_offload: true}",
+       "c.yaml:1:33: distributed.fsdp_cpu_offload: parameters of ranks on CPUs are in host memory "
+       "already; it changes nothing"},
+      {"distributed: {parallel_strategy: fsdp}\noptimization: {amp_dtype: float16, use_amp: true}",
+       "c.yaml:2:27: optimization.amp_dtype: has no effect under parallel_strategy: fsdp, where "
+       "distributed.fsdp_mixed_precision decides"},
       {"checkpoint: {keep_last_n: 3}",
        "c.yaml:1:27: checkpoint.keep_last_n: only the final weights are written in this version"},
       {"checkpoint: {save_best: false}",

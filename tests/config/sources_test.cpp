@@ -74,11 +74,12 @@ TEST_CASE("a value that is overridden must still be well typed and in range") {
 }
 
 TEST_CASE("a value that does not work yet can be overridden by one that does") {
-  const std::string yaml = "distributed: {zero_stage: 3}";
+  const std::string yaml = "distributed: {sequence_parallel: true}";
   CHECK(test::refusal_of(yaml) ==
-        "c.yaml:1:27: distributed.zero_stage: 3 is not in this version; write zero_stage: 2");
-  const LoadedConfig loaded = with_overrides({"distributed.zero_stage=0"}, yaml);
-  CHECK(loaded.config.distributed.zero_stage == 0);
+        "c.yaml:1:34: distributed.sequence_parallel: true is not in this version; write "
+        "sequence_parallel: false");
+  const LoadedConfig loaded = with_overrides({"distributed.sequence_parallel=false"}, yaml);
+  CHECK(!loaded.config.distributed.sequence_parallel);
 }
 
 TEST_CASE("the guide's six variables are read without a prefix") {

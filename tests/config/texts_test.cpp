@@ -59,7 +59,7 @@ TEST_CASE("an explanation holds all that the table says") {
       "the numbers.\n"
       "  type: integer or null, 0 to 3\n"
       "  default: null\n"
-      "  status: only 0, 1, 2 in this version: write zero_stage: 2\n"
+      "  status: works\n"
       "  set by: distributed.zero_stage=VALUE, LLM_DISTRIBUTED__ZERO_STAGE\n");
   CHECK(explain("optimization.num_workers") ==
         "optimization.num_workers\n"

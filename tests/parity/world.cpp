@@ -210,6 +210,17 @@ void World::check_copies(const ModelState& state) const {
       CHECK_CONTRACT(same_bytes(expected, value), "what ops read are the rounded masters");
     }
   }
+  for (const auto& pieces : state.shard().pieces) {
+    for (const OwnedPiece& piece : pieces) {
+      const MutView own = state.rounded(piece);
+      if (own.empty()) continue;
+      const Storage rounded(own.n_elements() * 4);
+      const MutView expected = rounded.view(own.dtype(), {own.n_elements()});
+      convert(queue, state.master(piece), expected);
+      queue.finish();
+      CHECK_CONTRACT(same_bytes(expected, own), "what is gathered are the rounded masters");
+    }
+  }
 }
 
 Outcome run_world(const Settings& settings, std::uint64_t delivery_seed,

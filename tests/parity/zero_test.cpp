@@ -29,6 +29,20 @@ Settings twelve_steps(const ModelConfig& model, int dp, int zero_stage) {
   return settings;
 }
 
+/// A run that is validated, and stopped by rank 1 when it has been asked so often.
+Outcome run_validated(const Settings& settings, int n_asked_at_stop) {
+  World::Options options;
+  options.train = [&settings](int) {
+    return std::make_unique<RandomSamples>(11, settings.model.vocab_size, settings.seq_len, 20);
+  };
+  options.validation = options.train;
+  int n_asked = 0;
+  options.stop_requested = [n_asked, n_asked_at_stop](int rank) mutable {
+    return rank == 1 && ++n_asked == n_asked_at_stop;
+  };
+  return World(settings, std::move(options)).run();
+}
+
 }  // namespace
 
 TEST_CASE("P2: every ZeRO stage has DDP's bits, whatever the buckets") {
@@ -38,13 +52,40 @@ TEST_CASE("P2: every ZeRO stage has DDP's bits, whatever the buckets") {
         const ModelConfig model = model_of(tied, compute);
         const Outcome expected = run_world(twelve_steps(model, dp, 0), 1, 20);
         REQUIRE(expected.reports.back().n_updates == 12);
-        for (const int zero_stage : {1, 2}) {
+        for (const int zero_stage : {1, 2, 3}) {
           for (const std::int64_t bucket_bytes : {4, 20000, 1 << 30}) {
             INFO(name_of(compute) << (tied ? ", tied" : "") << ", dp " << dp << ", zero "
                                   << zero_stage << ", buckets of " << bucket_bytes);
             Settings settings = twelve_steps(model, dp, zero_stage);
             settings.bucket_bytes = bucket_bytes;
             check_same(run_world(settings, 5, 20), expected);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("P2: units of any size, gathered ahead or not, kept or not, have DDP's bits") {
+  for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+    for (const bool tied : {true, false}) {
+      const ModelConfig model = model_of(tied, compute);
+      for (const int dp : {2, 3, 4}) {
+        Settings settings = twelve_steps(model, dp, 0);
+        settings.n_steps = settings.optimizer.lr.n_steps = 6;
+        const Outcome expected = run_world(settings, 1, 20);
+        settings.zero_stage = 3;
+        // One unit; blocks and what is left; each layer its own.
+        for (const std::int64_t min_parameters : {0, 15000, 1}) {
+          for (const int n_ahead : {0, 1, 3}) {
+            for (const bool reshard : {true, false}) {
+              INFO(name_of(compute)
+                   << (tied ? ", tied" : "") << ", dp " << dp << ", units of " << min_parameters
+                   << ", " << n_ahead << " ahead" << (reshard ? "" : ", kept"));
+              settings.unit_min_parameters = min_parameters;
+              settings.gather_policy = {n_ahead, reshard};
+              check_same(run_world(settings, 7, 20), expected);
+            }
           }
         }
       }
@@ -63,9 +104,10 @@ TEST_CASE("P2: every ZeRO stage has DDP's bits of a mixture of experts, in a pip
       settings.partition.microbatch_samples = {1, 1};
       set_pipeline(settings, {.schedule = ScheduleKind::zero_bubble, .n_ranks = pp});
       const Outcome expected = run_world(settings, 1, 20);
-      for (const int zero_stage : {1, 2}) {
+      for (const int zero_stage : {1, 2, 3}) {
         INFO(name_of(compute) << ", zero " << zero_stage << ", pp " << pp);
         settings.zero_stage = zero_stage;
+        settings.unit_min_parameters = 1;
         check_same(run_world(settings, 5, 20), expected);
       }
     }
@@ -74,7 +116,8 @@ TEST_CASE("P2: every ZeRO stage has DDP's bits of a mixture of experts, in a pip
 
 TEST_CASE("P1: the order of messages changes no bit under ZeRO") {
   for (const int dp : {2, 4}) {
-    Settings settings = twelve_steps(model_of(true, Dtype::f32), dp, 1);
+    Settings settings = twelve_steps(model_of(true, Dtype::f32), dp, dp == 2 ? 3 : 1);
+    settings.unit_min_parameters = 1;
     settings.n_steps = settings.optimizer.lr.n_steps = 3;
     settings.n_reducer_lanes = 3;
     const Outcome expected = run_world(settings, 0, 20);
@@ -95,10 +138,13 @@ TEST_CASE("P2: ZeRO inside of a data-parallel pipeline has its bits") {
                               .n_ranks = 2,
                               .n_chunks = kind == ScheduleKind::zero_bubble_v ? 2 : 1});
       const Outcome expected = run_world(settings, 1, 20);
-      for (const int zero_stage : {1, 2}) {
-        INFO("zero " << zero_stage << (tied ? ", tied" : ""));
-        settings.zero_stage = zero_stage;
-        check_same(run_world(settings, 3, 20), expected);
+      for (const int zero_stage : {1, 2, 3}) {
+        for (const std::int64_t min_parameters : {0, 1}) {
+          INFO("zero " << zero_stage << (tied ? ", tied" : "") << ", units of " << min_parameters);
+          settings.zero_stage = zero_stage;
+          settings.unit_min_parameters = min_parameters;
+          check_same(run_world(settings, 3, 20), expected);
+        }
       }
     }
   }
@@ -110,9 +156,12 @@ TEST_CASE("more ranks than a tensor has chunks, and than there are tensors, have
   for (const int dp : {5, 16, 33}) {
     Settings settings = parity_settings(model, dp, {1}, 1, 3);
     const Outcome expected = run_world(settings);
-    settings.zero_stage = 1;
     settings.bucket_bytes = 1 << 20;
-    check_same(run_world(settings), expected);
+    for (const int zero_stage : {1, 3}) {
+      settings.zero_stage = zero_stage;
+      settings.unit_min_parameters = 1;
+      check_same(run_world(settings), expected);
+    }
   }
 }
 
@@ -122,8 +171,33 @@ TEST_CASE("f16: an overflow makes every rank skip under ZeRO, once") {
   settings.optimizer.loss_scale = LossScaleConfig{.initial = 0x1p24, .growth_interval = 1000};
   const Outcome expected = run_world(settings, 1, 20);
   REQUIRE(expected.reports.front().skipped);
-  for (const int zero_stage : {1, 2}) {
+  for (const int zero_stage : {1, 2, 3}) {
     settings.zero_stage = zero_stage;
+    check_same(run_world(settings, 1, 20), expected);
+  }
+}
+
+TEST_CASE("f16: an overflow at step 3 halves the scale once, under every ZeRO stage") {
+  const ModelConfig model = model_of(true, Dtype::f16);
+  Settings settings = twelve_steps(model, 4, 0);
+  settings.optimizer.lr.peak = 1e-6;  // gradients stay about as large as they are
+  settings.optimizer.loss_scale = LossScaleConfig{.initial = 0x1p24, .growth_interval = 1000};
+  const Outcome search = run_world(settings, 1, 20);
+  REQUIRE(search.reports.front().skipped);
+  // The largest scale that fits doubles after two steps, and the third overflows.
+  const double fits = search.reports.back().loss_scale;
+  settings.optimizer.loss_scale = LossScaleConfig{.initial = fits, .growth_interval = 2};
+  settings.n_steps = settings.optimizer.lr.n_steps = 4;
+  const Outcome expected = run_world(settings, 1, 20);
+  std::vector<bool> skipped;
+  for (const StepReport& report : expected.reports) skipped.push_back(report.skipped);
+  REQUIRE(skipped == std::vector<bool>{false, false, true, false});
+  REQUIRE(expected.reports[2].loss_scale == 2 * fits);
+  REQUIRE(expected.reports[3].loss_scale == fits);
+  REQUIRE(expected.reports[3].n_updates == 3);
+  for (const int zero_stage : {1, 2, 3}) {
+    settings.zero_stage = zero_stage;
+    settings.unit_min_parameters = 1;
     check_same(run_world(settings, 1, 20), expected);
   }
 }
@@ -131,27 +205,53 @@ TEST_CASE("f16: an overflow makes every rank skip under ZeRO, once") {
 TEST_CASE("one rank under ZeRO gives the plain run's bits") {
   Settings settings = twelve_steps(model_of(true, Dtype::bf16), 1, 0);
   const Outcome expected = run_world(settings, 1, 20);
-  settings.zero_stage = 1;
-  check_same(run_world(settings, 1, 20), expected);
+  for (const int zero_stage : {1, 3}) {
+    settings.zero_stage = zero_stage;
+    check_same(run_world(settings, 1, 20), expected);
+  }
 }
 
 TEST_CASE("validation and a stop under ZeRO see the weights of their step") {
   Settings settings = twelve_steps(model_of(true, Dtype::bf16), 3, 0);
   settings.validation = {
       .interval_steps = 5, .n_steps = settings.n_steps, .n_samples = 11, .microbatch_samples = 1};
-  const auto run = [](const Settings& s) {
-    World::Options options;
-    options.train = [&s](int) {
-      return std::make_unique<RandomSamples>(11, s.model.vocab_size, s.seq_len, 20);
-    };
-    options.validation = options.train;
-    int n_asked = 0;
-    options.stop_requested = [n_asked](int rank) mutable { return rank == 1 && ++n_asked == 11; };
-    return World(s, std::move(options)).run();
-  };
+  const auto run = [](const Settings& s) { return run_validated(s, 11); };
   const Outcome expected = run(settings);
   REQUIRE(expected.validations.size() == 2);
   REQUIRE(expected.stopped.front());
-  settings.zero_stage = 1;
-  check_same(run(settings), expected);
+  for (const int zero_stage : {1, 3}) {
+    for (const int n_ahead : {0, 2}) {
+      settings.zero_stage = zero_stage;
+      settings.unit_min_parameters = 1;
+      settings.gather_policy.n_ahead = n_ahead;
+      check_same(run(settings), expected);
+    }
+  }
+}
+
+TEST_CASE("units are gathered for validation in pipelines too, also by ranks with less of it") {
+  for (const bool tied : {true, false}) {
+    for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble_v}) {
+      Settings settings = twelve_steps(model_of(tied, Dtype::bf16), 3, 0);
+      settings.n_steps = settings.optimizer.lr.n_steps = 4;
+      settings.partition.microbatch_samples = {1, 1, 1};
+      settings.validation = {
+          .interval_steps = 2, .n_steps = 4, .n_samples = 4, .microbatch_samples = 1};
+      set_pipeline(settings, {.schedule = kind,
+                              .n_ranks = 2,
+                              .n_chunks = kind == ScheduleKind::zero_bubble_v ? 2 : 1});
+      const Outcome expected = run_validated(settings, -1);
+      REQUIRE(expected.validations.size() == 2);
+      settings.zero_stage = 3;
+      for (const std::int64_t min_parameters : {0, 1}) {
+        for (const int n_ahead : {0, 1, 4}) {
+          INFO((tied ? "tied, " : "")
+               << "units of " << min_parameters << ", " << n_ahead << " ahead");
+          settings.unit_min_parameters = min_parameters;
+          settings.gather_policy.n_ahead = n_ahead;
+          check_same(run_validated(settings, -1), expected);
+        }
+      }
+    }
+  }
 }

@@ -165,3 +165,15 @@ TEST_CASE("a model of one element is one bucket, and a bucket of nothing is refu
   CHECK(layout.buckets[0].pieces[0].elements == Range{0, 1});
   CHECK_THROWS_AS(flat_layout({{1, 0}}, 0, chunk), ContractBroken);
 }
+
+TEST_CASE("no bucket has tensors of two units") {
+  std::vector<FlatTensor> tensors;
+  for (const int unit : {0, 0, 1, 2, 2, 0}) tensors.push_back({100, 0, 0, unit});
+  const FlatLayout layout = flat_layout(tensors, 1 << 20, chunk);
+  REQUIRE(layout.buckets.size() == 4);
+  for (const Bucket& bucket : layout.buckets) {
+    for (const BucketPiece& piece : bucket.pieces) {
+      CHECK(tensors[piece.tensor].unit == tensors[bucket.pieces.front().tensor].unit);
+    }
+  }
+}

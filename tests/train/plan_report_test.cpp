@@ -1,4 +1,5 @@
 #include "src/train/plan_report.h"
+#include "src/train/unit_report.h"
 
 #include <catch2/catch.hpp>
 #include <numeric>
@@ -79,6 +80,15 @@ std::vector<Settings> many_settings() {
       settings.zero_stage = 2;
       settings.bucket_bytes = 1 << 20;
       all.push_back(settings);
+      settings.zero_stage = 3;
+      all.push_back(settings);
+      settings.model.compute = Dtype::f32;
+      settings.unit_min_parameters = 1;
+      settings.gather_policy = {.n_ahead = 2, .reshard = true};
+      all.push_back(settings);
+      settings.gather_policy = {.n_ahead = 0, .reshard = false};
+      settings.bucket_bytes = 9000;
+      all.push_back(settings);
       settings.model.compute = Dtype::f32;
       settings.shares_memory = dp > 1;
       settings.zero_stage = 0;
@@ -93,6 +103,10 @@ std::vector<Settings> many_settings() {
         settings.accumulation = Accumulation::tree;
         settings.model.compute = Dtype::bf16;
         all.push_back(settings);
+        settings.zero_stage = 3;
+        settings.gather_policy = {.n_ahead = 1, .reshard = true};
+        all.push_back(settings);
+        settings.zero_stage = 0;
         settings.model.compute = Dtype::f32;
       }
     }
@@ -187,6 +201,16 @@ TEST_CASE(
   for (const LedgerEntry& entry : memory_ledger(settings, 3)) plain += entry.n_bytes;
   CHECK(last_line(2 * plain).ends_with("ranks: zero_stage 0 fits\n"));
   CHECK(last_line(2 * plain - 2).ends_with("ranks: zero_stage 1 fits\n"));
+  // One unit would be the whole model beside a rank's part of it.
+  settings.model.n_layers = 12;
+  set_pipeline(settings);
+  Settings by_block = settings;
+  by_block.zero_stage = 3;
+  by_block.unit_min_parameters = 2224;
+  std::int64_t least = 0;
+  for (const LedgerEntry& entry : memory_ledger(by_block, 3)) least += entry.n_bytes;
+  CHECK(last_line(2 * least).ends_with(
+      "ranks: zero_stage 3 with fsdp_auto_wrap_min_params: 2224 fits\n"));
   CHECK(last_line(1 << 16).find("no zero_stage fits; lower training.batch_size") !=
         std::string::npos);
 }
@@ -202,6 +226,116 @@ TEST_CASE("a reduction sends 2 (D - 1) / D of the gradient, whatever the cut of 
       CHECK(n_bytes == 2 * (dp - 1) * n * 4);
     }
   }
+}
+
+TEST_CASE("stage 3 sends (D - 1) / D of the gradient and of each gather of a unit") {
+  for (const bool tied : {true, false}) {
+    for (const int dp : {2, 3, 5}) {
+      ModelConfig model = parity_gpt2();
+      model.tie_embeddings = tied;
+      Settings settings = parity_settings(model, dp, {1}, 1, 1);
+      settings.zero_stage = 3;
+      settings.unit_min_parameters = 1;
+      const auto sent = [&] {
+        std::int64_t n_bytes = 0;
+        for (int rank = 0; rank < dp; ++rank) {
+          n_bytes += step_traffic(settings, rank).n_bytes;
+        }
+        std::int64_t n_chunks = 0;  // of the norm, as f64 to each other rank
+        for (const ParameterSpec& spec : parameters(model)) {
+          n_chunks += (spec.n_elements() + norm_chunk_elements - 1) / norm_chunk_elements;
+        }
+        return n_bytes - (dp - 1) * n_chunks * 8;
+      };
+      const std::int64_t all = model_layout(model, 4).n_elements * 4;
+      const auto bytes_of = [&](std::int64_t layer) {
+        std::int64_t n_bytes = 0;
+        for (const ParameterSpec& spec : parameters(model)) {
+          if (spec.layer == layer) n_bytes += Arena::bytes_for(Dtype::f32, {spec.n_elements()});
+        }
+        return n_bytes;
+      };
+      // A unit goes round for the forward and for the backward, but for what stays between the
+      // two: the embedding is read in one of them unless it is the head's too, and the head is.
+      const std::int64_t once = tied ? bytes_of(2) : bytes_of(-1) + bytes_of(2);
+      INFO("dp " << dp << (tied ? ", tied" : ""));
+      CHECK(sent() == (dp - 1) * (all + 2 * all - once));
+      settings.gather_policy.reshard = false;
+      CHECK(sent() == (dp - 1) * (all + all));
+      settings.unit_min_parameters = 0;  // one unit stays from forward to backward
+      settings.gather_policy.reshard = true;
+      CHECK(sent() == (dp - 1) * (all + all));
+    }
+  }
+}
+
+TEST_CASE(
+    "GPT-2 on four ranks: state and parameters of a rank are a quarter, and units in flight") {
+  ModelConfig model = parity_gpt2();
+  model.hidden_size = 768;
+  model.n_layers = 12;
+  model.n_heads = model.n_kv_heads = 12;
+  model.intermediate_size = 3072;
+  model.vocab_size = 50257;
+  model.max_seq_len = 1024;
+  for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+    model.compute = compute;
+    Settings settings = parity_settings(model, 4, {1}, 1, 1);
+    settings.bucket_bytes = 4 << 20;
+    const auto bytes_of = [&](int zero_stage, const char* what) {
+      settings.zero_stage = zero_stage;
+      std::int64_t most = 0;
+      for (int rank = 0; rank < 4; ++rank) {
+        std::int64_t n_bytes = 0;
+        for (const LedgerEntry& entry : memory_ledger(settings, rank)) {
+          if (entry.what.rfind(what, 0) == 0) n_bytes += entry.n_bytes;
+        }
+        most = std::max(most, n_bytes);
+      }
+      return static_cast<double>(most);
+    };
+    settings.unit_min_parameters = 7'000'000;
+    for (const int zero_stage : {1, 2, 3}) {
+      CHECK(bytes_of(zero_stage, "AdamW moments") <= 0.27 * bytes_of(0, "AdamW moments"));
+      CHECK(bytes_of(zero_stage, "masters") <= 0.27 * bytes_of(0, "masters"));
+    }
+    const double in_flight = bytes_of(3, "parameters of units");
+    CHECK(bytes_of(3, "parameters") - in_flight <= 0.27 * bytes_of(0, "parameters"));
+    // The table, and two blocks in turn.
+    const auto width = static_cast<double>(size_of(compute));
+    CHECK(in_flight < 1.01 * width * (50257 * 768 + 1024 * 768 + 2 * 7.1e6));
+  }
+}
+
+TEST_CASE("a unit of more than half of the model is warned about, with what makes blocks units") {
+  ModelConfig model = parity_gpt2();
+  model.n_layers = 8;
+  Settings settings = parity_settings(model, 2, {1}, 1, 1);
+  CHECK(unit_warning(settings).empty());
+  CHECK(unit_line(settings).empty());
+  settings.zero_stage = 3;
+  settings.unit_min_parameters = 100000;
+  CHECK(
+      unit_warning(settings) ==
+      "warning: distributed.fsdp_auto_wrap_min_params is 100000: one unit (embedding, blocks 0-7, "
+      "final norm, head) has 18448 of the model's 18448 parameters, and every rank holds it whole "
+      "while it is used; 2224 makes each block a unit");
+  CHECK(unit_line(settings) ==
+        "units: 1, the largest of 18448 parameters; 1 gathered ahead of use, given back after each "
+        "use");
+  settings.unit_min_parameters = 2224;
+  CHECK(unit_warning(settings).empty());
+  CHECK(plan_text(settings, 2)
+            .find("  block 7                                            2224    ") !=
+        std::string::npos);
+  settings.gather_policy = {.n_ahead = 3, .reshard = false};
+  CHECK(
+      unit_line(settings) ==
+      "units: 9, the largest of 2224 parameters; 3 gathered ahead of use, kept to the last use of "
+      "a step");
+  settings.model.vocab_size = 3000;
+  set_pipeline(settings);
+  CHECK(unit_warning(settings).ends_with("no value makes a smaller one of it"));
 }
 
 TEST_CASE("the plan's text has the grid, the batch, the buckets and the sum of the ledger") {
