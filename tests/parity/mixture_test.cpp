@@ -81,7 +81,7 @@ TEST_CASE("an expert that only the first microbatch visits has that microbatch's
 TEST_CASE("experts that no rank's tokens visit stall nobody and keep gradients of exactly 0") {
   for (const int dp : {1, 2}) {
     for (const int pp : {1, 2}) {
-      for (const int zero_stage : {0, 1, 2}) {
+      for (const int zero_stage : {0, 1, 2, 3}) {
         INFO("dp " << dp << ", pp " << pp << ", zero " << zero_stage);
         Settings settings = settings_of(dp, {1, 1}, 2);
         settings.model.n_layers = pp;
