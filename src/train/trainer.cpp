@@ -47,7 +47,11 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
       reductions_poller_(reductions_, reduction_tiles_per_poll),
       decoder_(settings.model),
       state_(settings.model, state_shape(settings, transport.rank())) {
-  state_.initialize(settings_.seed);
+  if (inputs_.initial_values) {
+    state_.initialize(inputs_.initial_values);
+  } else {
+    state_.initialize(settings_.seed);
+  }
   loop_.add_poller(reductions_poller_);
   loop_.add_poller(compute_poller_);
   connect();

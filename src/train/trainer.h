@@ -27,6 +27,7 @@ namespace llm {
 struct TrainerInputs {
   SampleSource* train = nullptr;
   SampleSource* validation = nullptr;  ///< nullptr: no validation
+  InitialValues initial_values = {};   ///< empty: the seed's
   std::function<bool()> stop_requested = [] { return false; };
   Port<StepMetrics> step_done = Port<StepMetrics>([](std::int64_t, StepMetrics) {});
   Port<ValidationMetrics> validation_done =
