@@ -1,0 +1,22 @@
+#pragma once
+#include <cstdint>
+
+#include "src/model/parameters.h"
+
+namespace llm {
+
+// Which part of each parameter a tensor-parallel rank has (ModelConfig::tp): heads' rows of q, k
+// and v, columns of the projection after them; rows of the mlp's first layers, columns of its last;
+// rows of embedding and head; of everything else all.
+
+/// Cuts a spec of the whole model to the rank's part.
+void take_slice(const ModelConfig& config, ParameterSpec& spec);
+
+/// The model without tensor parallelism.
+ModelConfig whole_model(ModelConfig config);
+
+/// Puts elements `elements` of a rank's tensor, given as f32 `values`, where they belong in the
+/// whole tensor; padding is left out.
+void scatter(const ParameterSpec& spec, Range elements, const float* values, float* whole);
+
+}  // namespace llm
