@@ -158,6 +158,33 @@ struct RowProducts {
   }
 };
 
+/// A product of any number of rows, by numbers of which there are few: the library compiles each
+/// shape anew, and how many rows an expert has differs from call to call. The rest of a block is
+/// multiplied together with rows of zeros.
+void multiply_bf16_rows(const MatmulBf16& product) {
+  static thread_local std::array<Scratch<Bf16>, 2> slots;
+  MatmulBf16 whole = product;
+  whole.m = product.m / block_rows * block_rows;
+  matmul(whole);
+  const std::int64_t rest = product.m - whole.m;
+  if (rest == 0) return;
+  MatmulBf16 padded = product;
+  padded.m = (rest + least_product_rows - 1) / least_product_rows * least_product_rows;
+  Bf16* const a = at_least(slots[0], padded.m * product.k);
+  Bf16* const c = at_least(slots[1], padded.m * product.n);
+  padded.a = a;
+  padded.lda = product.k;
+  padded.c = c;
+  padded.ldc = product.n;
+  const Elements rows(product.a + whole.m * product.lda);
+  const MutElements out = product.c + whole.m * product.ldc;
+  fast::convert_rows(rows, product.lda, rest, product.k, a, product.k);
+  std::fill(a + rest * product.k, a + padded.m * product.k, Bf16{});
+  if (product.add) fast::convert_rows(out, product.ldc, rest, product.n, c, product.n);
+  matmul(padded);
+  fast::convert_rows(Elements(c), product.n, rest, product.n, out, product.ldc);
+}
+
 struct Forward {
   Cut cut;
   View x, weight, bias;
@@ -172,19 +199,19 @@ struct Forward {
     const MutElements out = MutElements(y) + (tile.rows.begin * n_out + tile.features.begin);
     const float* const b = bias.empty() ? nullptr : bias.as<float>() + first;
     if (multiplies_bf16(x.dtype())) {
-      matmul({.transpose_a = false,
-              .transpose_b = true,
-              .m = tile.rows.size(),
-              .n = n_features,
-              .k = n_in,
-              .a = rows.as<Bf16>(),
-              .lda = n_in,
-              .b = weight.as<Bf16>() + first * n_in,
-              .ldb = n_in,
-              .bias = b,
-              .add = false,
-              .c = out,
-              .ldc = n_out});
+      multiply_bf16_rows({.transpose_a = false,
+                          .transpose_b = true,
+                          .m = tile.rows.size(),
+                          .n = n_features,
+                          .k = n_in,
+                          .a = rows.as<Bf16>(),
+                          .lda = n_in,
+                          .b = weight.as<Bf16>() + first * n_in,
+                          .ldb = n_in,
+                          .bias = b,
+                          .add = false,
+                          .c = out,
+                          .ldc = n_out});
       return;
     }
     float* const turned = scratch(Slot::weight, n_features * n_in);
@@ -217,19 +244,19 @@ struct BackwardInput {
     const Elements w = Elements(weight) + (tile.expert * n_out * n_in + tile.features.begin);
     const MutElements out = MutElements(dx) + (tile.rows.begin * n_in + tile.features.begin);
     if (multiplies_bf16(dy.dtype())) {
-      matmul({.transpose_a = false,
-              .transpose_b = false,
-              .m = tile.rows.size(),
-              .n = n_features,
-              .k = n_out,
-              .a = rows.as<Bf16>(),
-              .lda = n_out,
-              .b = w.as<Bf16>(),
-              .ldb = n_in,
-              .bias = nullptr,
-              .add = write == Write::add,
-              .c = out,
-              .ldc = n_in});
+      multiply_bf16_rows({.transpose_a = false,
+                          .transpose_b = false,
+                          .m = tile.rows.size(),
+                          .n = n_features,
+                          .k = n_out,
+                          .a = rows.as<Bf16>(),
+                          .lda = n_out,
+                          .b = w.as<Bf16>(),
+                          .ldb = n_in,
+                          .bias = nullptr,
+                          .add = write == Write::add,
+                          .c = out,
+                          .ldc = n_in});
       return;
     }
     const WideRows b = widened(w, n_in, n_out, n_features, Slot::weight);
@@ -407,7 +434,10 @@ std::array<std::int64_t, 3> product_slots(Dtype dtype, std::int64_t n, std::int6
 
 OpScratch grouped_linear_scratch(Dtype dtype, std::int64_t n_experts, std::int64_t n,
                                  std::int64_t n_in, std::int64_t n_out) {
-  if (multiplies_bf16(dtype)) return {};
+  if (multiplies_bf16(dtype)) {
+    const std::int64_t width = std::max(n_in, n_out);
+    return {.thread_bytes = 2 * block_rows * width * static_cast<std::int64_t>(sizeof(Bf16))};
+  }
   const auto forward = product_slots(dtype, n, n_out, n_in, true);
   const auto backward = product_slots(dtype, n, n_in, n_out, false);
   std::int64_t elements = 0;

@@ -1,7 +1,9 @@
 #include "tensor/ops/grouped_rows.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <numeric>
 
 #include "tensor/ops/checks.h"
 #include "tensor/ops/elementwise_kernels.h"
@@ -29,15 +31,22 @@ void scale(Elements x, float weight, std::int64_t n, MutElements y) {
   });
 }
 
+/// Of each 16th product one sum, which the compiler makes a vector; then those in order.
 float dot(Elements a, Elements b, std::int64_t n) {
-  double sum = 0;
+  constexpr std::int64_t n_lanes = 16;
+  std::array<float, n_lanes> sums{};
   with_type_of(a.dtype, [&](auto type) {
-    using T = decltype(type);
-    for (std::int64_t c = 0; c < n; ++c) {
-      sum += double{to_float(a.as<T>()[c])} * double{to_float(b.as<T>()[c])};
+    const auto* const x = a.as<decltype(type)>();
+    const auto* const y = b.as<decltype(type)>();
+    const std::int64_t n_whole = n / n_lanes * n_lanes;
+    for (std::int64_t c = 0; c < n_whole; c += n_lanes) {
+      for (std::int64_t i = 0; i < n_lanes; ++i) {
+        sums[static_cast<std::size_t>(i)] += to_float(x[c + i]) * to_float(y[c + i]);
+      }
     }
+    for (std::int64_t c = n_whole; c < n; ++c) sums[0] += to_float(x[c]) * to_float(y[c]);
   });
-  return static_cast<float>(sum);
+  return std::accumulate(sums.begin(), sums.end(), 0.0f);
 }
 
 /// A matrix of the grouped rows and one of the tokens, of one dtype; their width.

@@ -93,7 +93,8 @@ std::vector<Settings> many_settings() {
       settings.shares_memory = dp > 1;
       settings.zero_stage = 0;
       if (dp > 2) continue;
-      for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b}) {
+      for (const ScheduleKind kind :
+           {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble}) {
         settings.model.n_layers = 4;
         settings.grid.pp = 3;
         set_pipeline(settings, {.schedule = kind, .n_ranks = 3});
