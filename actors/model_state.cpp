@@ -88,7 +88,7 @@ AccumulationPlan accumulation_plan(Accumulation kind, int n_microbatches) {
 
 std::int64_t borrowed_bytes(const ModelConfig& config, const LayerRanges& ranges) {
   if (!borrows_embedding(config, ranges)) return 0;
-  return config.vocab_size * config.hidden_size *
+  return config.local_vocab_size() * config.hidden_size *
          static_cast<std::int64_t>(size_of(config.compute));
 }
 
@@ -217,7 +217,7 @@ std::vector<std::size_t> ModelState::buckets_of(std::int64_t layer) const {
 }
 
 MutView ModelState::borrowed_embedding() const {
-  const Shape shape{config_.vocab_size, config_.hidden_size};
+  const Shape shape{config_.local_vocab_size(), config_.hidden_size};
   if (units_) {
     const MutView bytes = units_->table();
     return bytes.empty() ? MutView() : MutView(bytes.data(), config_.compute, shape);

@@ -259,7 +259,8 @@ class Run {
 
   int finish(Loop& loop, Trainer& trainer) {
     const bool stopped = trainer.stopped();
-    const bool has_all = start_.settings.grid.pp == 1 && start_.settings.zero_stage == 0;
+    const Settings& s = start_.settings;
+    const bool has_all = s.grid.pp == 1 && s.grid.tp == 1 && s.zero_stage == 0;
     if (session_.rank() == 0) {
       const bool quiet = start_.loaded.config.logging.progress == "off";
       const bool says_sample = !quiet && !stopped;
@@ -307,7 +308,7 @@ class Run {
         std::memcpy(whole.parameter(i).data(), value.data(),
                     static_cast<std::size_t>(value.n_bytes()));
       }
-      say_sample(trainer.decoder(), whole.values());
+      say_sample(Decoder(start_.settings.model), whole.values());
     } else if (says_sample) {
       progress_->say("no sample: the model's parts are on several ranks");
     }
