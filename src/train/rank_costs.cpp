@@ -39,7 +39,8 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
   const std::string parameters = fmt::format("parameters ({})", name_of(model_of(s, rank).compute));
   if (shape.units.empty()) {
     add(ledger, LedgerKind::weights, parameters, read.n_bytes());
-    add(ledger, LedgerKind::weights, "copy of the tied embedding", borrowed_bytes(model_of(s, rank), layers));
+    add(ledger, LedgerKind::weights, "copy of the tied embedding",
+        borrowed_bytes(model_of(s, rank), layers));
   } else {
     add(ledger, LedgerKind::weights, parameters + share,
         owned_bytes(layout, read, shape.unit_shape()));
@@ -160,8 +161,7 @@ void count_table(StepTraffic& traffic, const Settings& s, int rank) {
   const auto element_bytes = static_cast<std::int64_t>(size_of(model_of(s, rank).compute));
   if (!s.shares_parameters()) {
     ++traffic.n_tensor_messages;
-    traffic.n_bytes +=
-        model_of(s, rank).local_vocab_size() * s.model.hidden_size * element_bytes;
+    traffic.n_bytes += model_of(s, rank).local_vocab_size() * s.model.hidden_size * element_bytes;
     return;
   }
   const StateShape shape = state_shape(s, rank);
@@ -271,8 +271,8 @@ void count_tensor_sums(StepTraffic& traffic, const Settings& s, int rank) {
   const int tp = s.grid.tp;
   const auto count_reduce = [&](int member, int size, std::int64_t n_elements) {
     const CollectiveForm form = best_form(size);
-    const CollectiveShape shape{
-        member, size, even_cuts(n_elements, size, FlatLayout::alignment_elements)};
+    const CollectiveShape shape{member, size,
+                                even_cuts(n_elements, size, FlatLayout::alignment_elements)};
     for (const ReduceRound& round : reduce_scatter_plan(form, shape).rounds) {
       count(traffic, round.sends, 4);
     }

@@ -105,9 +105,10 @@ std::vector<std::vector<int>> units_read(const Settings& settings, const std::ve
 UsePlan use_plan(const Settings& settings, int rank) {
   UsePlan plan;
   const std::vector<Unit> units = units_of(settings, rank);
-  const UnitLayout layout = unit_layout(layout_of(settings, rank),
-                                        compute_layout(model_of(settings, rank), layers_of(settings, rank)),
-                                        state_shape(settings, rank).unit_shape());
+  const UnitLayout layout =
+      unit_layout(layout_of(settings, rank),
+                  compute_layout(model_of(settings, rank), layers_of(settings, rank)),
+                  state_shape(settings, rank).unit_shape());
   const auto list_of = [&](std::vector<std::int64_t> layers) {
     GatherPlan gathers =
         plan_gathers(units_read(settings, units, layers), layout.n_bytes, settings.gather_policy);

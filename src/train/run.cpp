@@ -208,7 +208,9 @@ class Run {
     warn_of_few_cores();
     if (session_.rank() != 0) return;
     const std::string warning = bubble_warning(start_.settings);
-    for (const std::string& text : {warning, unit_warning(start_.settings)}) {
+    for (const std::string& text :
+         {warning, unit_warning(start_.settings),
+          tensor_parallel_warning(start_.settings, session_.ranks_per_node())}) {
       if (!text.empty()) fmt::print(stderr, "{}\n", text);
     }
     const LoggingConfig& logging = start_.loaded.config.logging;

@@ -182,8 +182,8 @@ void Trainer::make_optimizer() {
   squares.chunks_tag = chunks_tag;
   squares.parameters_tag = squares_tag;
   squares.tensor_tag = tensor_squares_tag;
-  squares_ = std::make_unique<SquareSums>(pipeline_, data_parallel_, tensor_,
-                                           std::move(squares), state_);
+  squares_ =
+      std::make_unique<SquareSums>(pipeline_, data_parallel_, tensor_, std::move(squares), state_);
   optimizer_ = std::make_unique<OptimizerShard>(
       loop_, reductions_, compute_, std::move(plan), state_, *squares_,
       OptimizerShard::Outbox{std::move(updated),
@@ -252,9 +252,9 @@ void Trainer::make_stage() {
   }
   ParameterSource* parameters = gathered_.get();
   if (unit_gatherer_) parameters = unit_gatherer_.get();
-  stage_compute_ = std::make_unique<DecoderCompute>(compute_, compute_plan(settings_, rank),
-                                                    decoder_, state_, grads_ready, parameters,
-                                                    tensor_sums_.get());
+  stage_compute_ =
+      std::make_unique<DecoderCompute>(compute_, compute_plan(settings_, rank), decoder_, state_,
+                                       grads_ready, parameters, tensor_sums_.get());
   stage_ = std::make_unique<Stage>(
       transport_, compute_, stage_plan(settings_, rank), *stage_compute_,
       Stage::Outbox{loss_port(channel_loss), loss_port(channel_validation_loss),

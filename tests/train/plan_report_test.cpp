@@ -93,6 +93,22 @@ std::vector<Settings> many_settings() {
       settings.shares_memory = dp > 1;
       settings.zero_stage = 0;
       if (dp > 2) continue;
+      Settings tensor = settings;
+      tensor.shares_memory = false;
+      for (const int tp : {2, 4}) {
+        if (model.is_mixture()) break;
+        tensor.grid.tp = tp;
+        all.push_back(tensor);
+        tensor.zero_stage = tp == 2 ? 3 : 1;
+        tensor.model.compute = tp == 2 ? Dtype::f32 : Dtype::bf16;
+        tensor.recompute_blocks = tp == 4;
+        tensor.model.n_layers = 4;
+        tensor.grid.pp = 2;
+        set_pipeline(tensor, {.schedule = ScheduleKind::one_f_one_b, .n_ranks = 2});
+        all.push_back(tensor);
+        tensor.grid.pp = 1;
+        set_pipeline(tensor);
+      }
       for (const ScheduleKind kind :
            {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble}) {
         settings.model.n_layers = 4;
