@@ -52,9 +52,10 @@ bool is_mlp(Role role) {
 
 /// Starting values of some of a parameter's elements, as ops read them. In parts, so that rounding
 /// needs little memory beside them.
-void draw_rounded(const ParameterSpec& spec, std::uint64_t seed, Range elements, MutView values) {
+void draw_rounded(const ParameterSpec& spec, const InitialValues& source, Range elements,
+                  MutView values) {
   if (values.dtype() == Dtype::f32) {
-    initialize(spec, seed, elements, values);
+    source(spec, elements, values);
     return;
   }
   constexpr std::int64_t n_at_a_time = 1 << 20;
@@ -63,7 +64,7 @@ void draw_rounded(const ParameterSpec& spec, std::uint64_t seed, Range elements,
     const Range some{begin, std::min(begin + n_at_a_time, elements.end)};
     const Storage exact(f32_bytes(some.size()));
     const MutView drawn = exact.view(Dtype::f32, {some.size()});
-    initialize(spec, seed, some, drawn);
+    source(spec, some, drawn);
     convert(queue, drawn, part(values, begin - elements.begin, {some.size()}));
     queue.finish();
   }
@@ -244,14 +245,14 @@ MutView ModelState::tied_embedding() const {
   return compute_value(spec_of(tied_tensor()));
 }
 
-void ModelState::draw(std::int64_t tensor, Range elements, std::uint64_t seed) const {
+void ModelState::draw(std::int64_t tensor, Range elements, const InitialValues& source) const {
   if (elements.empty()) return;
-  draw_rounded(specs_[spec_of(tensor)], seed, elements,
+  draw_rounded(specs_[spec_of(tensor)], source, elements,
                compute_view(tensor, elements.begin, {elements.size()}));
 }
 
-void ModelState::draw_owned(const OwnedPiece& piece, std::uint64_t seed) const {
-  llm::initialize(specs_[spec_of(piece.tensor)], seed, piece.elements, master(piece));
+void ModelState::draw_owned(const OwnedPiece& piece, const InitialValues& source) const {
+  source(specs_[spec_of(piece.tensor)], piece.elements, master(piece));
   if (rounded(piece).empty()) return;
   Queue queue;
   convert(queue, master(piece), rounded(piece));
@@ -259,26 +260,36 @@ void ModelState::draw_owned(const OwnedPiece& piece, std::uint64_t seed) const {
 }
 
 void ModelState::initialize(std::uint64_t seed) {
+  initialize([seed](const ParameterSpec& parameter, Range elements, MutView values) {
+    llm::initialize(parameter, seed, elements, values);
+  });
+}
+
+void ModelState::initialize(const InitialValues& whole) {
+  const InitialValues source = [&whole](const ParameterSpec& parameter, Range elements,
+                                        MutView values) {
+    read_slice(parameter, elements, whole, values);
+  };
   for (std::size_t b = 0; b < layout_.buckets.size(); ++b) {
-    for (const OwnedPiece& piece : shard_.pieces[b]) draw_owned(piece, seed);
+    for (const OwnedPiece& piece : shard_.pieces[b]) draw_owned(piece, source);
     if (units_) continue;
     const Range own = shard_.flat[b];
     for (const BucketPiece& piece : layout_.buckets[b].pieces) {
       // What others own, before and after this rank's part.
       const std::int64_t shift = piece.elements.begin - piece.flat_begin;
       const std::int64_t end = piece.elements.end;
-      draw(piece.tensor, {piece.elements.begin, std::min(end, own.begin + shift)}, seed);
-      draw(piece.tensor, {std::max(piece.elements.begin, own.end + shift), end}, seed);
+      draw(piece.tensor, {piece.elements.begin, std::min(end, own.begin + shift)}, source);
+      draw(piece.tensor, {std::max(piece.elements.begin, own.end + shift), end}, source);
     }
   }
   const ParameterSpec table = parameters(config_).front();
   if (borrowed_.n_bytes() != 0) {
     const Range all{0, table.n_elements()};
-    draw_rounded(table, seed, all, part(borrowed_embedding(), 0, {all.size()}));
+    draw_rounded(table, source, all, part(borrowed_embedding(), 0, {all.size()}));
   }
   if (!units_) return;
   for (const UnitMemory::TablePiece& piece : units_->owned_table()) {
-    draw_rounded(table, seed, piece.elements,
+    draw_rounded(table, source, piece.elements,
                  MutView(piece.bytes.data(), config_.compute, {piece.elements.size()}));
   }
 }

@@ -10,6 +10,7 @@
 #include "schedules/shards.h"
 #include "schedules/units.h"
 #include "src/model/parameters.h"
+#include "src/model/tensor_slice.h"
 #include "tensor/queue.h"
 #include "tensor/storage.h"
 
@@ -57,6 +58,9 @@ struct StateShape {
   UnitShape unit_shape() const { return {static_cast<int>(units.size()), n_pieces, piece, table}; }
 };
 
+/// Where weights start.
+using InitialValues = WholeValues;
+
 /// Weights, gradients and moments of one rank. Gradients are flat f32 buffers of one layout.
 /// What ops read (`compute` bytes) is laid out in the same order: matrices and embeddings in the
 /// compute dtype, vectors in f32. Of what the rank owns it has the moments and, where the compute
@@ -92,6 +96,8 @@ class ModelState {
 
   /// Starting values, a function of the seed and the tensors' names alone.
   void initialize(std::uint64_t seed);
+  /// Starting values of another source, which is asked for what this rank holds alone.
+  void initialize(const InitialValues& whole);
 
   /// Of a state with units; nullptr without.
   UnitMemory* units() { return units_ ? &*units_ : nullptr; }
@@ -153,8 +159,8 @@ class ModelState {
   MutView compute_value(std::size_t spec) const;
   /// What ops read of an owned piece, where this rank keeps it.
   MutView owned_view(const OwnedPiece& piece) const;
-  void draw(std::int64_t tensor, Range elements, std::uint64_t seed) const;
-  void draw_owned(const OwnedPiece& piece, std::uint64_t seed) const;
+  void draw(std::int64_t tensor, Range elements, const InitialValues& source) const;
+  void draw_owned(const OwnedPiece& piece, const InitialValues& source) const;
 
   ModelConfig config_;
   FlatLayout layout_;

@@ -39,11 +39,7 @@ std::int64_t square_sum_bytes(const ModelConfig& config, const LayerRanges& rang
 
 SquareSums::SquareSums(Group& pipeline, Group& owners, Group& tensor, Plan plan,
                        const ModelState& state)
-    : pipeline_(pipeline),
-      owners_(owners),
-      tensor_(tensor),
-      plan_(std::move(plan)),
-      state_(state) {
+    : pipeline_(pipeline), owners_(owners), tensor_(tensor), plan_(std::move(plan)), state_(state) {
   CHECK_CONTRACT(
       plan_.parameters_by_rank.size() == pipeline_.ranks.size() &&
           plan_.parameters_by_rank[static_cast<std::size_t>(pipeline_.index)] == state_.canonical(),

@@ -54,7 +54,7 @@ class SquareSums {
   std::vector<std::vector<std::int64_t>> slots_;  // by bucket and owned piece: its first chunk sum
   Storage chunk_sums_;                            // f64, by member and its pieces
   Storage tensor_sums_;     // f64, by rank of the tensor group and parameter; empty for one
-  Storage parameter_sums_;                        // f64, by rank of the pipeline and its parameters
+  Storage parameter_sums_;  // f64, by rank of the pipeline and its parameters
   std::vector<GatherRound> chunk_gather_;
   std::vector<GatherRound> parameter_gather_;
 };

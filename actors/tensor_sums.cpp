@@ -22,8 +22,9 @@ std::int64_t receive_elements(int size, std::int64_t n_elements) {
   if (size == 1 || n_elements == 0) return 0;
   std::int64_t most = 0;
   for (int rank = 0; rank < size; ++rank) {
-    most = std::max(most, reduce_scatter_plan(best_form(size), shape_of(rank, size, n_elements))
-                              .scratch_elements);
+    most = std::max(
+        most,
+        reduce_scatter_plan(best_form(size), shape_of(rank, size, n_elements)).scratch_elements);
   }
   return most;
 }
@@ -138,15 +139,13 @@ Task<> TensorSums::gather(MutView all, std::int64_t key) {
   co_await llm::all_gather(group_, rounds, id, all);
 }
 
-const TensorSums::Reduction& TensorSums::reduction_of(const Group& group,
-                                                      std::int64_t n_elements) {
+const TensorSums::Reduction& TensorSums::reduction_of(const Group& group, std::int64_t n_elements) {
   const auto found = reductions_of_.find({group.size(), n_elements});
   if (found != reductions_of_.end()) return found->second;
   const CollectiveShape shape = shape_of(group.index, group.size(), n_elements);
   const CollectiveForm form = best_form(group.size());
   Reduction plan{reduce_scatter_plan(form, shape), all_gather_plan(form, shape)};
-  return reductions_of_.emplace(std::pair(group.size(), n_elements), std::move(plan))
-      .first->second;
+  return reductions_of_.emplace(std::pair(group.size(), n_elements), std::move(plan)).first->second;
 }
 
 }  // namespace llm

@@ -62,8 +62,8 @@ class TensorSums : public GroupSums {
   Loop& loop_;
   Queue& reductions_;
   const Plan plan_;
-  Inbox<Ready> computed_;                // by call
-  std::map<std::int64_t, Call> calls_;   // enqueued and not done
+  Inbox<Ready> computed_;               // by call
+  std::map<std::int64_t, Call> calls_;  // enqueued and not done
   std::int64_t n_enqueued_ = 0;
   std::int64_t n_done_ = 0;
   std::map<std::pair<int, std::int64_t>, Reduction> reductions_of_;  // by size of group and vector

@@ -41,9 +41,10 @@ class Queue {
   /// everything put in before has run. As a stream waits for an event.
   void wait(std::function<bool()> is_open);
 
-  /// Runs the next tile; false when the queue is empty, or waits. Where the pool's other threads run an op's
-  /// last tiles there is none to run: then true at once, after giving the core away if that is so
-  /// for longer. An exception of a tile leaves through here, once no tile of its op runs.
+  /// Runs the next tile; false when the queue is empty, or waits. Where the pool's other threads
+  /// run an op's last tiles there is none to run: then true at once, after giving the core away if
+  /// that is so for longer. An exception of a tile leaves through here, once no tile of its op
+  /// runs.
   bool run_tile();
   /// Runs everything that is in the queue.
   void finish();

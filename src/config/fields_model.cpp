@@ -96,8 +96,9 @@ std::vector<Field> model_fields() {
   rows.add("tie_embeddings", &M::tie_embeddings,
            "One matrix serves as the embedding and as the head.");
   rows.add("init_from", &M::init_from,
-           "Folder of weights to start from; null draws them from training.seed.")
-      .later({}, "remove the field to start from drawn weights");
+           "Folder of a Hugging Face GPT-2, Llama or Mixtral (config.json, model.safetensors) to "
+           "start from; fields of the model that nothing else sets are its. null draws weights "
+           "from training.seed.");
   guide_only(rows);
   return rows.take();
 }

@@ -49,6 +49,12 @@ class Settings {
     of_[&field] = {read(field, raw, place), place, std::move(written_name)};
   }
 
+  /// What the folder of weights says of a field that no source has set.
+  void take(const Field& field, const Value& value, const Place& place) {
+    check_range(field, value, place);
+    of_[&field] = {value, place, field.name};
+  }
+
   /// The setting, or nullptr where the default holds.
   const Setting* find(const Field& field) const {
     const auto it = of_.find(&field);
@@ -160,6 +166,41 @@ void read_overrides(const std::vector<std::string>& overrides, Settings& setting
   }
 }
 
+/// Whether the folder's model may be taken with this value. A real number is an f32 in the end.
+bool goes_with(const FolderField& of_folder, const Value& value) {
+  if (of_folder.binding == FolderField::Binding::free || value == of_folder.value) return true;
+  if (const auto* real = std::get_if<double>(&value)) {
+    return static_cast<float>(*real) == static_cast<float>(std::get<double>(of_folder.value));
+  }
+  return of_folder.binding == FolderField::Binding::at_most &&
+         std::get<std::int64_t>(value) <= std::get<std::int64_t>(of_folder.value);
+}
+
+void read_folder(const ConfigSources& sources, Settings& settings) {
+  const Setting* const init_from = settings.find(*find_field("model", "init_from"));
+  if (!sources.read_folder || init_from == nullptr) return;
+  const auto* const folder = std::get_if<std::string>(&init_from->value);
+  if (folder == nullptr) return;
+  const Place place = *folder;
+  for (const FolderField& of_folder : sources.read_folder(*folder)) {
+    const Field& field = require_field(place, "model", of_folder.name);
+    const Setting* const setting = settings.find(field);
+    const bool is_set =
+        setting != nullptr && !std::holds_alternative<std::monostate>(setting->value);
+    if (!is_set) {
+      if (!of_folder.problem.empty()) refuse(place, field.path(), of_folder.problem);
+      settings.take(field, of_folder.value, place);
+    } else if (of_folder.problem.empty() && !goes_with(of_folder, setting->value)) {
+      const bool at_most = of_folder.binding == FolderField::Binding::at_most;
+      refuse(setting->place, field.path(),
+             fmt::format("{} contradicts model.init_from, whose model has {}; remove the field, or "
+                         "write {}{}",
+                         to_plain_text(setting->value), to_plain_text(of_folder.value),
+                         to_plain_text(of_folder.value), at_most ? " at most" : ""));
+    }
+  }
+}
+
 /// Notes of fields that were set: once for each text, in the table's order.
 void add_notes(const Settings& settings, std::vector<std::string>& notes) {
   std::vector<std::string> said;
@@ -180,6 +221,7 @@ LoadedConfig load_config(const ConfigSources& sources) {
   read_guide_variables(sources.environment, settings);
   read_llm_variables(sources.environment, settings);
   read_overrides(sources.overrides, settings);
+  read_folder(sources, settings);
 
   LoadedConfig loaded;
   for (const Field& field : all_fields()) {

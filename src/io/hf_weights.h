@@ -1,17 +1,18 @@
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
-#include "src/base/range.h"
 #include "src/io/safetensors.h"
 #include "src/model/parameters.h"
 #include "tensor/view.h"
 
 namespace llm {
+
+/// out (n_columns, n_rows) = x (n_rows, n_columns) transposed.
+void transpose(const float* x, std::int64_t n_rows, std::int64_t n_columns, float* out);
 
 /// Copies a piece of a parameter to its logical tensor: `internal` is the whole internal tensor
 /// (f32), `logical` (piece.shape) f32.
@@ -28,15 +29,5 @@ void write_hf_weights(const std::filesystem::path& folder,
 void write_hf_weights(const std::filesystem::path& folder,
                       const std::vector<ParameterSpec>& parameters,
                       const std::function<View(std::size_t)>& value_of);
-
-/// Fills `values` (one whole internal tensor a parameter) from a file that write_hf_weights wrote,
-/// or another of the same names and shapes in F32. Throws DataError naming the tensor that is
-/// missing or has another shape, and for a tensor that no parameter has.
-void read_hf_weights(const std::filesystem::path& file,
-                     const std::vector<ParameterSpec>& parameters, std::span<const MutView> values);
-
-/// The config.json under which Hugging Face's GPT2LMHeadModel, LlamaForCausalLM or
-/// MixtralForCausalLM computes the same as this model, or nothing when none can express it.
-std::optional<std::string> hf_config_json(const ModelConfig& config);
 
 }  // namespace llm

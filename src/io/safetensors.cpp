@@ -10,6 +10,7 @@
 
 #include "src/base/check.h"
 #include "src/base/error.h"
+#include "tensor/ops/elementwise.h"
 
 namespace llm {
 namespace {
@@ -17,6 +18,7 @@ namespace {
 /// The format's own cap; a longer header is an attack or a mistake.
 constexpr std::int64_t max_header_bytes = 100'000'000;
 constexpr std::size_t max_dims = 16;
+constexpr const char* cut_short = ": if the file was cut short, copy or download it again";
 
 struct DtypeName {
   Dtype dtype;
@@ -24,14 +26,8 @@ struct DtypeName {
 };
 constexpr DtypeName dtype_names[] = {
     {Dtype::f32, "F32"}, {Dtype::bf16, "BF16"}, {Dtype::f16, "F16"}, {Dtype::f64, "F64"},
-    {Dtype::i32, "I32"}, {Dtype::i64, "I64"},   {Dtype::u8, "U8"},   {Dtype::u16, "U16"}};
-
-const char* safetensors_name(Dtype dtype) {
-  for (const DtypeName& known : dtype_names) {
-    if (known.dtype == dtype) return known.name;
-  }
-  return "?";
-}
+    {Dtype::i32, "I32"}, {Dtype::i64, "I64"},   {Dtype::u8, "U8"},   {Dtype::u16, "U16"},
+    {Dtype::u8, "BOOL"}};  // the last is read, never written
 
 std::optional<Dtype> dtype_called(const std::string& name) {
   for (const DtypeName& known : dtype_names) {
@@ -186,8 +182,10 @@ SafetensorsEntry checked(const std::string& file, const RawEntry& raw, std::int6
   }
   const std::optional<Dtype> dtype = dtype_called(*raw.dtype);
   if (!dtype) {
-    throw DataError(fmt::format("{}: element type {} is not one of F64 F32 BF16 F16 I64 I32 U16 U8",
-                                where, in_quotes(*raw.dtype)));
+    throw DataError(
+        fmt::format("{}: element type {} is not one of F64 F32 BF16 F16 I64 I32 U16 U8 BOOL; save "
+                    "it as one of them",
+                    where, in_quotes(*raw.dtype)));
   }
   if (raw.offsets->size() != 2) {
     throw DataError(
@@ -197,8 +195,8 @@ SafetensorsEntry checked(const std::string& file, const RawEntry& raw, std::int6
   const std::int64_t end = (*raw.offsets)[1];
   const std::int64_t n_data_bytes = n_file_bytes - data_begin;
   if (begin > end || end > n_data_bytes) {
-    throw DataError(fmt::format("{}: bytes [{}, {}) are not inside the {} bytes of data", where,
-                                begin, end, n_data_bytes));
+    throw DataError(fmt::format("{}: bytes [{}, {}) are not inside the {} bytes of data{}", where,
+                                begin, end, n_data_bytes, begin > end ? "" : cut_short));
   }
   const std::int64_t n_bytes = bytes_of(where, *dtype, *raw.shape);
   if (end - begin != n_bytes) {
@@ -223,26 +221,31 @@ void check_cover(const std::string& file, const std::vector<SafetensorsEntry>& t
     next = entry.bytes.end;
   }
   if (next != n_file_bytes) {
-    throw DataError(fmt::format("{}: {} bytes follow the last tensor", file, n_file_bytes - next));
+    throw DataError(fmt::format("{}: {} bytes follow the last tensor, which ends at byte {} of {}",
+                                file, n_file_bytes - next, next, n_file_bytes));
   }
 }
 
 SafetensorsHeader read_header(const InputFile& file) {
   const std::string name = file.path().string();
   if (file.n_bytes() < 8) {
-    throw DataError(
-        fmt::format("{}: {} bytes are too few for a safetensors file", name, file.n_bytes()));
+    throw DataError(fmt::format("{}: {} bytes are too few for a safetensors file{}", name,
+                                file.n_bytes(), cut_short));
   }
   unsigned char raw[8];
   file.read(0, 8, raw);
   std::uint64_t n_header = 0;
   for (int i = 7; i >= 0; --i) n_header = n_header << 8 | raw[i];
   const auto n_rest = static_cast<std::uint64_t>(file.n_bytes() - 8);
-  if (n_header < 2 || n_header > n_rest || n_header > std::uint64_t{max_header_bytes}) {
+  if (n_header > std::uint64_t{max_header_bytes}) {
     throw DataError(
-        fmt::format("{}: a header of {} bytes cannot be in a file of {} (at least 2, at "
-                    "most 100,000,000): not a safetensors file, or cut short",
-                    name, n_header, file.n_bytes()));
+        fmt::format("{}: a header of {} bytes is longer than the format's 100,000,000: not a "
+                    "safetensors file",
+                    name, n_header));
+  }
+  if (n_header < 2 || n_header > n_rest) {
+    throw DataError(fmt::format("{}: a header of {} bytes cannot be in a file of {}{}", name,
+                                n_header, file.n_bytes(), cut_short));
   }
   const auto n = static_cast<std::int64_t>(n_header);
   std::string text(n_header, ' ');
@@ -251,6 +254,13 @@ SafetensorsHeader read_header(const InputFile& file) {
 }
 
 }  // namespace
+
+const char* safetensors_name(Dtype dtype) {
+  for (const DtypeName& known : dtype_names) {
+    if (known.dtype == dtype) return known.name;
+  }
+  return "?";
+}
 
 SafetensorsHeader parse_safetensors_header(const std::string& file, const std::string& text,
                                            std::int64_t data_begin, std::int64_t n_file_bytes) {
@@ -278,22 +288,17 @@ SafetensorsHeader parse_safetensors_header(const std::string& file, const std::s
 }
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
-    : file_(path), header_(read_header(file_)) {}
-
-bool SafetensorsFile::contains(const std::string& name) const {
-  return std::any_of(tensors().begin(), tensors().end(),
-                     [&](const SafetensorsEntry& entry) { return entry.name == name; });
+    : file_(path), header_(read_header(file_)) {
+  for (std::size_t i = 0; i < header_.tensors.size(); ++i) index_[header_.tensors[i].name] = i;
 }
 
 const SafetensorsEntry& SafetensorsFile::find(const std::string& name) const {
-  const auto found =
-      std::find_if(tensors().begin(), tensors().end(),
-                   [&](const SafetensorsEntry& entry) { return entry.name == name; });
-  if (found == tensors().end()) {
-    throw DataError(fmt::format("{}: tensor \"{}\" is not among its {} tensors",
-                                file_.path().string(), name, tensors().size()));
+  const auto found = index_.find(name);
+  if (found == index_.end()) {
+    throw DataError(fmt::format("{}: tensor {} is not among its {} tensors", file_.path().string(),
+                                in_quotes(name), tensors().size()));
   }
-  return *found;
+  return header_.tensors[found->second];
 }
 
 void SafetensorsFile::read(const SafetensorsEntry& entry, Range elements, void* out) const {
@@ -304,14 +309,32 @@ void SafetensorsFile::read(const SafetensorsEntry& entry, Range elements, void* 
   file_.read(entry.bytes.begin + elements.begin * size, elements.size() * size, out);
 }
 
+void SafetensorsFile::read_f32(const SafetensorsEntry& entry, Range elements, float* out) const {
+  if (entry.dtype == Dtype::f32) {
+    read(entry, elements, out);
+    return;
+  }
+  if (entry.dtype != Dtype::bf16 && entry.dtype != Dtype::f16) {
+    throw DataError(fmt::format(
+        "{}: tensor {} holds {}, but weights are read from F32, BF16 or F16; save it as one",
+        file_.path().string(), in_quotes(entry.name), safetensors_name(entry.dtype)));
+  }
+  constexpr std::int64_t n_at_a_time = 1 << 18;
+  std::vector<std::uint16_t> raw(static_cast<std::size_t>(std::min(elements.size(), n_at_a_time)));
+  Queue queue;
+  for (std::int64_t begin = elements.begin; begin < elements.end; begin += n_at_a_time) {
+    const Range some{begin, std::min(begin + n_at_a_time, elements.end)};
+    read(entry, some, raw.data());
+    convert(queue, View(raw.data(), entry.dtype, {some.size()}),
+            MutView(out + (begin - elements.begin), {some.size()}));
+    queue.finish();
+  }
+}
+
 std::vector<float> SafetensorsFile::read_f32(const std::string& name) const {
   const SafetensorsEntry& entry = find(name);
-  if (entry.dtype != Dtype::f32) {
-    throw DataError(fmt::format("{}: tensor \"{}\" holds {}, not F32", file_.path().string(), name,
-                                safetensors_name(entry.dtype)));
-  }
   std::vector<float> values(static_cast<std::size_t>(entry.n_elements()));
-  read(entry, {0, entry.n_elements()}, values.data());
+  read_f32(entry, {0, entry.n_elements()}, values.data());
   return values;
 }
 

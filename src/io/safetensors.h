@@ -6,6 +6,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "src/base/file.h"
@@ -15,7 +16,8 @@
 namespace llm {
 
 /// One tensor of a safetensors file (format: huggingface/safetensors, README). Row-major, little
-/// endian. Element types that this program does not compute with are refused by name.
+/// endian. Element types that this program does not compute with are refused by name; BOOL counts
+/// as u8.
 struct SafetensorsEntry {
   std::string name;
   Dtype dtype = Dtype::f32;
@@ -45,20 +47,28 @@ class SafetensorsFile {
  public:
   /// Throws FileError when it cannot be read, DataError when it is malformed.
   explicit SafetensorsFile(const std::filesystem::path& path);
+  const std::filesystem::path& path() const { return file_.path(); }
   const std::vector<SafetensorsEntry>& tensors() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   /// Throws DataError naming the file and the tensor when it is not there.
   const SafetensorsEntry& find(const std::string& name) const;
-  bool contains(const std::string& name) const;
+  bool contains(const std::string& name) const { return index_.contains(name); }
   /// Elements [elements.begin, elements.end) of a tensor, as they lie in the file.
   void read(const SafetensorsEntry& entry, Range elements, void* out) const;
-  /// A whole f32 tensor. Throws DataError when the file holds another element type.
+  /// The same as f32, which is exact, from F32, BF16 or F16. Throws DataError where the file holds
+  /// another element type. Memory: none but `out` and half a megabyte.
+  void read_f32(const SafetensorsEntry& entry, Range elements, float* out) const;
+  /// A whole tensor.
   std::vector<float> read_f32(const std::string& name) const;
 
  private:
   InputFile file_;
   SafetensorsHeader header_;
+  std::unordered_map<std::string, std::size_t> index_;  // by name: of header_.tensors
 };
+
+/// "F32", "BF16", ...: the format's name of an element type.
+const char* safetensors_name(Dtype dtype);
 
 /// A tensor to be written: `fill` is called once, with exactly its bytes to be filled.
 struct SafetensorsOutput {

@@ -31,7 +31,7 @@ struct Pass {
   View labels = {};
   float loss_scale = 1;
   RouterLosses* router_losses = nullptr;
-  GroupSums* sums = nullptr;      ///< of the tensor-parallel group, where it has several ranks
+  GroupSums* sums = nullptr;  ///< of the tensor-parallel group, where it has several ranks
   std::int64_t n_tokens() const { return batch * seq_len; }
 };
 

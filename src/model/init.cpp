@@ -145,65 +145,6 @@ void fill_transposed(const Transposed& piece, Range elements, float* out) {
   }
 }
 
-/// Rows [rows.begin, rows.end) and `columns` of a piece, numbered within it, to rows of `out` that
-/// lie side by side.
-void fill_part(const HfPiece& piece, std::uint64_t key, float deviation, Range rows, Range columns,
-               std::int64_t n_columns, float* out) {
-  const std::int64_t width = columns.size();
-  if (!piece.transposed) {
-    for (std::int64_t r = 0; r < rows.size(); ++r) {
-      fill_normal(key, (rows.begin + r) * n_columns + columns.begin, width, deviation,
-                  out + r * width);
-    }
-    return;
-  }
-  std::vector<float> column(static_cast<std::size_t>(rows.size()));
-  for (std::int64_t c = 0; c < width; ++c) {
-    fill_normal(key, (columns.begin + c) * piece.rows.size() + rows.begin, rows.size(), deviation,
-                column.data());
-    for (std::int64_t r = 0; r < rows.size(); ++r) {
-      out[r * width + c] = column[static_cast<std::size_t>(r)];
-    }
-  }
-}
-
-/// Whole rows of a rank's part, side by side.
-void fill_rows(const ParameterSpec& parameter, std::uint64_t seed, Range rows, float* out) {
-  const Slice& slice = *parameter.slice;
-  const std::int64_t width = slice.columns.size();
-  const std::int64_t n_columns =
-      slice.whole_shape.n_dims() == 2 ? slice.whole_shape[1] : 1;
-  std::fill_n(out, rows.size() * width, 0.0f);
-  for (const Slice::Rows& some : slice.rows) {
-    const std::int64_t shift = some.whole_begin - some.local.begin;
-    for (const HfPiece& piece : parameter.pieces) {
-      const std::int64_t begin =
-          std::max({rows.begin + shift, some.local.begin + shift, piece.rows.begin});
-      const std::int64_t end = std::min({rows.end + shift, some.local.end + shift, piece.rows.end});
-      if (begin >= end) continue;
-      fill_part(piece, init_key(seed, piece.name), parameter.init.deviation,
-                {begin - piece.rows.begin, end - piece.rows.begin}, slice.columns, n_columns,
-                out + (begin - shift - rows.begin) * width);
-    }
-  }
-}
-
-/// Elements of a rank's part, some rows at a time.
-void fill_slice(const ParameterSpec& parameter, std::uint64_t seed, Range elements, float* out) {
-  constexpr std::int64_t n_at_a_time = 256;
-  const std::int64_t width = parameter.slice->columns.size();
-  const std::int64_t end_row = (elements.end + width - 1) / width;
-  std::vector<float> some(static_cast<std::size_t>(n_at_a_time * width));
-  for (std::int64_t row = elements.begin / width; row < end_row; row += n_at_a_time) {
-    const Range rows{row, std::min(row + n_at_a_time, end_row)};
-    fill_rows(parameter, seed, rows, some.data());
-    const std::int64_t begin = std::max(elements.begin, rows.begin * width);
-    const std::int64_t end = std::min(elements.end, rows.end * width);
-    std::copy_n(some.data() + (begin - rows.begin * width), end - begin,
-                out + (begin - elements.begin));
-  }
-}
-
 }  // namespace
 
 std::uint64_t init_key(std::uint64_t seed, std::string_view hf_name) {
@@ -233,13 +174,10 @@ void initialize(const ParameterSpec& parameter, std::uint64_t seed, Range elemen
   CHECK_CONTRACT(0 <= elements.begin && elements.end <= parameter.n_elements(),
                  "a range of elements lies inside its parameter");
   CHECK_CONTRACT(values.n_elements() == elements.size(), "a range is filled exactly");
+  CHECK_CONTRACT(!parameter.slice, "values are those of whole tensors");
   auto* out = values.as<float>();
   if (parameter.init.deviation == 0) {
     std::fill_n(out, elements.size(), parameter.init.constant);
-    return;
-  }
-  if (parameter.slice) {
-    fill_slice(parameter, seed, elements, out);
     return;
   }
   const std::int64_t n_columns = parameter.shape.n_dims() == 2 ? parameter.shape[1] : 1;

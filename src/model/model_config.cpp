@@ -34,8 +34,8 @@ void check_slices(const ModelConfig& config) {
   const auto require = [size](const char* field, std::int64_t value) {
     if (value % size == 0) return;
     throw ConfigError(
-        fmt::format("distributed.tp_size: {} does not divide model.{} {}; use a divisor of it", size,
-                    field, value));
+        fmt::format("distributed.tp_size: {} does not divide model.{} {}; use a divisor of it",
+                    size, field, value));
   };
   require("num_heads", config.n_heads);
   require("intermediate_size", config.intermediate_size);

@@ -63,9 +63,7 @@ struct ModelConfig {
   /// Ranks that have the same key and value head, where there are fewer of these than ranks.
   std::int64_t n_kv_sharers() const { return tp.size > n_kv_heads ? tp.size / n_kv_heads : 1; }
   std::int64_t n_local_kv_heads() const { return n_kv_heads * n_kv_sharers() / tp.size; }
-  std::int64_t first_local_kv_head() const {
-    return tp.rank / n_kv_sharers() * n_local_kv_heads();
-  }
+  std::int64_t first_local_kv_head() const { return tp.rank / n_kv_sharers() * n_local_kv_heads(); }
   /// Of this rank's heads together.
   std::int64_t attention_width() const { return n_local_heads() * head_dim(); }
   std::int64_t qkv_width() const { return (n_local_heads() + 2 * n_local_kv_heads()) * head_dim(); }

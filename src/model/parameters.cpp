@@ -130,8 +130,8 @@ void SpecList::add_block(std::int64_t layer) {
   add_norm(Role::norm1_weight, {own_name("norm1"), hf_name("ln_1", "input_layernorm")});
   const std::size_t qkv = specs_.size();
   add_linear(Role::qkv_weight, {own_name("qkv"), hf_name("attn.c_attn", "self_attn")},
-             {(config_.n_heads + 2 * config_.n_kv_heads) * config_.head_dim(), c}, initializer_range,
-             config_.qkv_bias);
+             {(config_.n_heads + 2 * config_.n_kv_heads) * config_.head_dim(), c},
+             initializer_range, config_.qkv_bias);
   if (!gpt2_) {
     const std::string prefix = hf_name("", "self_attn");
     split_qkv(specs_[qkv], prefix, "weight");

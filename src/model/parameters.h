@@ -101,7 +101,7 @@ struct ParameterSpec {
   Role role = Role::token_embedding;
   DecayGroup decay = DecayGroup::matrix;
   Init init;
-  std::vector<HfPiece> pieces;  ///< of the whole tensor: they cover every element exactly once
+  std::vector<HfPiece> pieces;      ///< of the whole tensor: they cover every element exactly once
   std::optional<Slice> slice = {};  ///< none: this is the whole tensor
   /// What this rank counts in the norm, and saves: the first so many elements. Of what several
   /// tensor-parallel ranks have, one counts.
@@ -109,8 +109,8 @@ struct ParameterSpec {
   std::int64_t n_elements() const { return shape.n_elements(); }
 };
 
-/// Every parameter once, each as config.tp's rank has it, in model order: embedding, blocks, final norm, head. This is the canonical
-/// order: of norms, of files, of buckets (reversed).
+/// Every parameter once, each as config.tp's rank has it, in model order: embedding, blocks, final
+/// norm, head. This is the canonical order: of norms, of files, of buckets (reversed).
 std::vector<ParameterSpec> parameters(const ModelConfig& config);
 
 /// The layers of a rank, a range for each of its model chunks.

@@ -30,8 +30,7 @@ void take_rows(ParameterSpec& spec, const std::vector<Range>& rows, std::int64_t
 
 void take_columns(ParameterSpec& spec, Range columns) {
   const std::int64_t n_rows = spec.shape[0];
-  spec.slice =
-      Slice{.whole_shape = spec.shape, .columns = columns, .rows = {{{0, n_rows}, 0}}};
+  spec.slice = Slice{.whole_shape = spec.shape, .columns = columns, .rows = {{{0, n_rows}, 0}}};
   set_shape(spec, n_rows, columns.size());
   spec.n_counted = spec.n_elements();
 }
@@ -94,6 +93,41 @@ void take_slice(const ModelConfig& config, ParameterSpec& spec) {
   }
 }
 
+void read_slice(const ParameterSpec& spec, Range elements, const WholeValues& source,
+                MutView values) {
+  if (!spec.slice) {
+    source(spec, elements, values);
+    return;
+  }
+  constexpr std::int64_t n_rows_at_a_time = 256;
+  const Slice& slice = *spec.slice;
+  ParameterSpec whole = spec;
+  whole.shape = slice.whole_shape;
+  whole.slice.reset();
+  const std::int64_t width = slice.columns.size();
+  const std::int64_t n_columns = n_columns_of(slice.whole_shape);
+  auto* const out = values.as<float>();
+  std::fill_n(out, elements.size(), 0.0f);
+  std::vector<float> some;
+  for (const Slice::Rows& rows : slice.rows) {
+    const std::int64_t last = std::min(rows.local.end, (elements.end + width - 1) / width);
+    for (std::int64_t row = std::max(rows.local.begin, elements.begin / width); row < last;
+         row += n_rows_at_a_time) {
+      const std::int64_t n = std::min(n_rows_at_a_time, last - row);
+      const std::int64_t first = (rows.whole_begin + row - rows.local.begin) * n_columns;
+      some.resize(static_cast<std::size_t>(n * n_columns));
+      source(whole, {first, first + n * n_columns}, MutView(some.data(), {n * n_columns}));
+      for (std::int64_t r = 0; r < n; ++r) {
+        const std::int64_t begin = std::max((row + r) * width, elements.begin);
+        const std::int64_t end = std::min((row + r + 1) * width, elements.end);
+        if (begin >= end) continue;
+        const float* const from = some.data() + r * n_columns + slice.columns.begin;
+        std::copy_n(from + begin - (row + r) * width, end - begin, out + begin - elements.begin);
+      }
+    }
+  }
+}
+
 void scatter(const ParameterSpec& spec, Range elements, const float* values, float* whole) {
   if (!spec.slice) {
     std::copy_n(values, elements.size(), whole + elements.begin);
@@ -103,15 +137,14 @@ void scatter(const ParameterSpec& spec, Range elements, const float* values, flo
   const std::int64_t whole_columns = n_columns_of(spec.slice->whole_shape);
   for (const Slice::Rows& rows : spec.slice->rows) {
     const std::int64_t first = std::max(rows.local.begin, elements.begin / n_columns);
-    const std::int64_t last =
-        std::min(rows.local.end, (elements.end + n_columns - 1) / n_columns);
+    const std::int64_t last = std::min(rows.local.end, (elements.end + n_columns - 1) / n_columns);
     for (std::int64_t row = first; row < last; ++row) {
       const std::int64_t begin = std::max(row * n_columns, elements.begin);
       const std::int64_t end = std::min((row + 1) * n_columns, elements.end);
       const std::int64_t whole_row = rows.whole_begin + row - rows.local.begin;
-      std::copy_n(values + begin - elements.begin, end - begin,
-                  whole + whole_row * whole_columns + spec.slice->columns.begin + begin -
-                      row * n_columns);
+      std::copy_n(
+          values + begin - elements.begin, end - begin,
+          whole + whole_row * whole_columns + spec.slice->columns.begin + begin - row * n_columns);
     }
   }
 }

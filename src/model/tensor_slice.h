@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 
 #include "src/model/parameters.h"
 
@@ -14,6 +15,12 @@ void take_slice(const ModelConfig& config, ParameterSpec& spec);
 
 /// The model without tensor parallelism.
 ModelConfig whole_model(ModelConfig config);
+
+/// Elements of a whole tensor, from wherever they come, into values f32.
+using WholeValues = std::function<void(const ParameterSpec& whole, Range elements, MutView values)>;
+/// Elements `elements` of a rank's tensor, from those of the whole; padding is 0.
+void read_slice(const ParameterSpec& spec, Range elements, const WholeValues& source,
+                MutView values);
 
 /// Puts elements `elements` of a rank's tensor, given as f32 `values`, where they belong in the
 /// whole tensor; padding is left out.

@@ -14,11 +14,14 @@
 #include "src/comm/mpi/shared_ranks.h"
 #include "src/config/checks.h"
 #include "src/config/load.h"
+#include "src/io/hf_config.h"
+#include "src/io/hf_folder.h"
 #include "src/io/hf_weights.h"
 #include "src/rt/signals.h"
 #include "src/train/cores.h"
 #include "src/train/data_setup.h"
 #include "src/train/generate.h"
+#include "src/train/init_from.h"
 #include "src/train/machine.h"
 #include "src/train/pipeline_report.h"
 #include "src/train/plan_report.h"
@@ -42,6 +45,7 @@ LoadedConfig load(const RunRequest& request) {
   }
   sources.environment = process_environment();
   sources.overrides = request.overrides;
+  sources.read_folder = fields_of_folder;
   return load_config(sources);
 }
 
@@ -59,6 +63,7 @@ struct Start {
   std::string run_dir;
   std::string yaml;
   std::string schedule;  // the text of distributed.pp_schedule's file
+  HfTokenIds ids;        // of model.init_from, on rank 0
 };
 
 /// Whether all ranks' CPUs multiply bf16; every rank then uses the kernels that all of them have.
@@ -82,9 +87,15 @@ Start begin(const MpiSession& session, const RunRequest& request) {
     check_launch(start.loaded, session.n_ranks(), request.command);
     start.schedule = read_schedule(start.loaded);
     start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16, start.schedule);
+    const auto& init_from = start.loaded.config.model.init_from;
+    if (init_from) {
+      values_of_folder(*init_from, start.settings.model, true);
+      start.ids = read_hf_config(*init_from).ids;
+    }
     start.run_dir = make_run_dir(start.loaded.config.logging.run_dir);
     start.yaml = to_yaml(start.loaded);
     const std::filesystem::path folder(start.run_dir);
+    if (init_from) copy_hf_tokenizer(*init_from, folder);
     write_file_atomically(folder / "config.yaml", start.yaml);
     if (!start.schedule.empty()) write_file_atomically(folder / "schedule.txt", start.schedule);
   }
@@ -136,8 +147,9 @@ using ValueOf = std::function<View(std::size_t)>;
 void save_final(const Start& start, const ValueOf& value_of) {
   const std::filesystem::path folder(start.run_dir);
   write_hf_weights(folder, parameters(start.settings.model), value_of);
-  if (const auto json = hf_config_json(start.settings.model)) {
+  if (const auto json = hf_config_json(start.settings.model, start.ids)) {
     write_file_atomically(folder / "config.json", *json);
+    write_file_atomically(folder / "generation_config.json", hf_generation_config_json(start.ids));
   }
 }
 
@@ -202,6 +214,9 @@ class Run {
          .rank = session_.rank(),
          .broadcast = [this](std::string text) { return session_.broadcast(std::move(text)); },
          .say = say});
+    if (const auto& init_from = start_.loaded.config.model.init_from) {
+      weights_ = values_of_folder(*init_from, start_.settings.model, false);
+    }
     set_length(start_.settings, length_of(start_.loaded, start_.settings, data_.n_epoch_samples,
                                           data_.n_validation_samples));
     if (!request_.trace_dir.empty()) std::filesystem::create_directories(request_.trace_dir);
@@ -220,6 +235,7 @@ class Run {
       const std::string units = unit_line(start_.settings);
       if (!units.empty()) say(units);
       say("data: " + data_.summary);
+      if (!weights_.summary.empty()) say(weights_.summary);
     }
     progress_ = std::make_unique<Progress>(
         start_.settings,
@@ -249,6 +265,7 @@ class Run {
     TrainerInputs inputs;
     inputs.train = data_.train.get();
     inputs.validation = data_.validation.get();
+    inputs.initial_values = weights_.values;
     inputs.stop_requested = [&signals] { return signals.requested(); };
     if (progress_) {
       inputs.step_done = Port<StepMetrics>(
@@ -321,6 +338,7 @@ class Run {
   const RunRequest& request_;
   Start start_;
   DataSet data_;
+  FolderValues weights_;                // where model.init_from is set
   std::unique_ptr<Progress> progress_;  // rank 0
 };
 

@@ -51,7 +51,11 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
       reductions_poller_(reductions_, reduction_tiles_per_poll),
       decoder_(model_of(settings, transport.rank())),
       state_(decoder_.config(), state_shape(settings, transport.rank())) {
-  state_.initialize(settings_.seed);
+  if (inputs_.initial_values) {
+    state_.initialize(inputs_.initial_values);
+  } else {
+    state_.initialize(settings_.seed);
+  }
   loop_.add_poller(reductions_poller_);
   loop_.add_poller(compute_poller_);
   connect();

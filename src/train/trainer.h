@@ -28,6 +28,7 @@ namespace llm {
 struct TrainerInputs {
   SampleSource* train = nullptr;
   SampleSource* validation = nullptr;  ///< nullptr: no validation
+  InitialValues initial_values = {};   ///< empty: the seed's
   std::function<bool()> stop_requested = [] { return false; };
   Port<StepMetrics> step_done = Port<StepMetrics>([](std::int64_t, StepMetrics) {});
   Port<ValidationMetrics> validation_done =
@@ -97,7 +98,7 @@ class Trainer {
   std::unique_ptr<GatheredParameters> gathered_;  // where ranks own a piece each
   std::unique_ptr<ParameterGatherer> gatherer_;
   std::unique_ptr<UnitGatherer> unit_gatherer_;  // where parameters too are shared out
-  std::unique_ptr<TensorSums> tensor_sums_;  // where ranks share each layer
+  std::unique_ptr<TensorSums> tensor_sums_;      // where ranks share each layer
   std::unique_ptr<DecoderCompute> stage_compute_;
   std::unique_ptr<Stage> stage_;
   std::unique_ptr<TiedEmbedding> tied_embedding_;  // where two ranks hold one

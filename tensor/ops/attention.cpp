@@ -133,10 +133,10 @@ void forward_tile(const Forward& v, std::int64_t sample, std::int64_t head) {
   float* qkv = copy_scratch(seq_len * (group.shape().qkv_width() + group.out_width()));
   float* out = qkv + seq_len * group.shape().qkv_width();
   group.read_qkv(v.qkv, qkv);
-  fast::attention_forward({group.shape(), qkv, group.dropout(v.dropout), out,
-                           v.log_sum_exp.as<float>() + group.statistics(),
-                           v.shape.first_head + head},
-                          0, 0);
+  fast::attention_forward(
+      {group.shape(), qkv, group.dropout(v.dropout), out,
+       v.log_sum_exp.as<float>() + group.statistics(), v.shape.first_head + head},
+      0, 0);
   group.write_out(out, v.out);
 }
 

@@ -68,6 +68,11 @@ struct Ranks {
   std::deque<Event> events;
 };
 
+Task<> total_of(SquareSums& squares, double& total) {
+  const double sum = co_await squares.total(0);
+  total = sum;
+}
+
 }  // namespace
 
 TEST_CASE("what is enqueued after a sum sees it, on every rank, whatever the order of messages") {
@@ -119,10 +124,6 @@ TEST_CASE("squares of 9 in parts and of 16 on every rank are a norm of 5, not of
   std::deque<ModelState> states;
   std::deque<SquareSums> squares;
   std::vector<double> totals(2);
-  const auto total_of = [](SquareSums& of, double& total) -> Task<> {
-    const double sum = co_await of.total(0);
-    total = sum;
-  };
   for (int r = 0; r < 2; ++r) {
     config.tp = {.size = 2, .rank = r};
     ModelState& state = states.emplace_back(

@@ -363,9 +363,6 @@ TEST_CASE("values that are legal alone are refused together") {
 
 TEST_CASE("what this version does not do is refused with what to write") {
   check_refused({
-      {"model: {init_from: gpt2}",
-       "c.yaml:1:20: model.init_from: gpt2 is not in this version; remove the field to start from "
-       "drawn weights"},
       {"training: {use_adalora: true}",
        "c.yaml:1:25: training.use_adalora: true is not in this version; every parameter is "
        "trained; remove the field"},

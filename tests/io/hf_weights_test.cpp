@@ -2,38 +2,13 @@
 
 #include <catch2/catch.hpp>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
-#include "src/base/error.h"
-#include "src/model/init.h"
-#include "tensor/storage.h"
+#include "src/io/hf_folder.h"
 #include "tests/io/temporary_folder.h"
+#include "tests/io/tensors.h"
 #include "tests/model/configs.h"
 
 namespace llm {
-namespace {
-
-/// One tensor for each parameter.
-struct Tensors {
-  explicit Tensors(const ModelConfig& config) : specs(parameters(config)) {
-    for (const ParameterSpec& spec : specs) {
-      storages.emplace_back(spec.n_elements() * 4);
-      views.push_back(storages.back().view(Dtype::f32, spec.shape));
-    }
-  }
-  void start(std::uint64_t seed) {
-    for (std::size_t i = 0; i < specs.size(); ++i) {
-      initialize(specs[i], seed, {0, specs[i].n_elements()}, views[i]);
-    }
-  }
-  std::vector<View> values() const { return {views.begin(), views.end()}; }
-  std::vector<ParameterSpec> specs;
-  std::vector<Storage> storages;
-  std::vector<MutView> views;
-};
-
-}  // namespace
-
 TEST_CASE("weights written under Hugging Face names come back bit by bit") {
   for (const auto& [name, config] : test_configs()) {
     INFO(name);
@@ -42,7 +17,10 @@ TEST_CASE("weights written under Hugging Face names come back bit by bit") {
     a.start(9);
     write_hf_weights(folder.path(), a.specs, a.values());
     Tensors b(config);
-    read_hf_weights(folder / "model.safetensors", b.specs, b.views);
+    const HfWeights weights(folder.path(), config);
+    for (std::size_t i = 0; i < b.specs.size(); ++i) {
+      weights.read(b.specs[i], {0, b.specs[i].n_elements()}, b.views[i]);
+    }
     for (std::size_t i = 0; i < a.specs.size(); ++i) {
       const auto n_bytes = static_cast<std::size_t>(a.views[i].n_bytes());
       CHECK(std::memcmp(a.views[i].data(), b.views[i].data(), n_bytes) == 0);
@@ -75,63 +53,6 @@ TEST_CASE("a Conv1D weight is stored as (in, out), queries and keys as their own
   CHECK(second.find("model.layers.0.self_attn.v_proj.weight").shape ==
         std::vector<std::int64_t>{8, 16});
   CHECK(second.contains("lm_head.weight"));
-}
-
-TEST_CASE("a file of another model is refused by the tensor's name") {
-  const TemporaryFolder folder;
-  Tensors small(tiny_gpt2());
-  write_hf_weights(folder.path(), small.specs, small.values());
-  ModelConfig config = tiny_gpt2();
-  config.intermediate_size = 48;
-  Tensors wider(config);
-  CHECK_THROWS_WITH(read_hf_weights(folder / "model.safetensors", wider.specs, wider.views),
-                    Catch::Contains("h.0.mlp.c_fc.weight") && Catch::Contains("(16, 40)") &&
-                        Catch::Contains("(16, 48)"));
-  config = tiny_gpt2();
-  config.n_layers = 3;
-  Tensors deeper(config);
-  CHECK_THROWS_WITH(read_hf_weights(folder / "model.safetensors", deeper.specs, deeper.views),
-                    Catch::Contains("h.2.ln_1.weight"));
-  config.n_layers = 1;
-  Tensors shallower(config);
-  CHECK_THROWS_WITH(read_hf_weights(folder / "model.safetensors", shallower.specs, shallower.views),
-                    Catch::Contains("h.1.") && Catch::Contains("no parameter"));
-}
-
-TEST_CASE("config.json says what the model is, and stays away where neither family is") {
-  const auto gpt2 = nlohmann::json::parse(hf_config_json(tiny_gpt2()).value());
-  CHECK(gpt2.at("model_type") == "gpt2");
-  CHECK(gpt2.at("n_inner") == 40);
-  CHECK(gpt2.at("activation_function") == "gelu_new");
-  CHECK(gpt2.at("layer_norm_epsilon") == 1e-5);
-  CHECK(gpt2.at("tie_word_embeddings") == true);
-  const auto llama = nlohmann::json::parse(hf_config_json(tiny_llama()).value());
-  CHECK(llama.at("model_type") == "llama");
-  CHECK(llama.at("architectures") == nlohmann::json{"LlamaForCausalLM"});
-  CHECK(llama.at("num_key_value_heads") == 2);
-  CHECK(llama.at("rope_theta") == 10000);
-  CHECK(llama.at("rope_parameters").at("rope_theta") == 10000);
-  CHECK(llama.at("attention_bias") == false);
-  const auto mixtral =
-      nlohmann::json::parse(hf_config_json(with_experts(tiny_llama(), 4, 2)).value());
-  CHECK(mixtral.at("architectures") == nlohmann::json{"MixtralForCausalLM"});
-  CHECK(mixtral.at("num_local_experts") == 4);
-  CHECK(mixtral.at("num_experts_per_tok") == 2);
-  CHECK(mixtral.at("router_aux_loss_coef") == 0.5);
-  CHECK(!mixtral.contains("mlp_bias"));
-
-  const auto has_none = [](ModelConfig config, auto change) {
-    change(config);
-    return !hf_config_json(config).has_value();
-  };
-  CHECK(has_none(tiny_gpt2(), [](ModelConfig& c) { c.positions = Positions::sinusoidal; }));
-  CHECK(has_none(tiny_gpt2(), [](ModelConfig& c) { c.qkv_bias = false; }));
-  CHECK(has_none(tiny_gpt2(), [](ModelConfig& c) { c.n_kv_heads = 1; }));
-  CHECK(has_none(tiny_gpt2(), [](ModelConfig& c) { c.lm_head_bias = true; }));
-  CHECK(has_none(tiny_llama(), [](ModelConfig& c) { c.norm = Norm::layer_norm; }));
-  CHECK(has_none(tiny_llama(), [](ModelConfig& c) { c.gated = false; }));
-  CHECK(has_none(with_experts(tiny_gpt2(), 2, 1), [](ModelConfig&) {}));
-  CHECK(has_none(with_experts(tiny_llama(), 2, 1), [](ModelConfig& c) { c.mlp_bias = true; }));
 }
 
 }  // namespace llm

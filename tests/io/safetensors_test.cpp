@@ -1,6 +1,10 @@
 #include "src/io/safetensors.h"
 
+#include <sys/stat.h>
+
+#include <bit>
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -64,7 +68,68 @@ TEST_CASE("what is written is read: names, types, shapes, bytes, metadata") {
   for (int i = 0; i < 8; ++i) CHECK(bytes[i] == i + 4);
   CHECK(file.read_f32("b").size() == 6);
   CHECK_THROWS_WITH(file.find("c"), Catch::Contains("\"c\"") && Catch::Contains("6 tensors"));
-  CHECK_THROWS_WITH(file.read_f32("half"), Catch::Contains("BF16"));
+  CHECK_THROWS_WITH(file.read_f32("long"),
+                    Catch::Contains("\"long\" holds F64") && Catch::Contains("F32, BF16 or F16"));
+}
+
+TEST_CASE("16-bit numbers are read as the f32 that they are, wherever the part begins") {
+  const TemporaryFolder folder;
+  const auto path = folder / "f";
+  constexpr std::int64_t n = 300'000;  // more than is converted at a time
+  const auto fill = [](std::span<std::byte> bytes) {
+    auto* const halves = reinterpret_cast<std::uint16_t*>(bytes.data());
+    for (std::size_t i = 0; i < bytes.size() / 2; ++i) {
+      halves[i] = static_cast<std::uint16_t>(i % 0x7C00);  // every finite f16 above 0
+    }
+  };
+  write_safetensors(path, {{"b", Dtype::bf16, {n}, fill}, {"h", Dtype::f16, {n}, fill}});
+  const SafetensorsFile file(path);
+  const auto bf16_of = [](std::int64_t i) {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(i % 0x7C00) << 16);
+  };
+  const auto f16_of = [](std::int64_t i) {  // IEEE 754: 5 bits of exponent, 10 of fraction
+    const auto bits = static_cast<int>(i % 0x7C00);
+    const int exponent = bits >> 10;
+    const int fraction = bits & 0x3FF;
+    return exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
+                         : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+  };
+  for (const Range part : {Range{0, n}, Range{1, 2}, Range{262'143, 262'145}, Range{7, 290'001}}) {
+    std::vector<float> b(static_cast<std::size_t>(part.size()));
+    std::vector<float> h(b.size());
+    file.read_f32(file.find("b"), part, b.data());
+    file.read_f32(file.find("h"), part, h.data());
+    std::int64_t n_wrong = 0;
+    for (std::int64_t i = part.begin; i < part.end; ++i) {
+      const auto at = static_cast<std::size_t>(i - part.begin);
+      n_wrong += b[at] == bf16_of(i) && h[at] == f16_of(i) ? 0 : 1;
+    }
+    CHECK(n_wrong == 0);
+  }
+}
+
+TEST_CASE("BOOL counts as bytes, as masks in older checkpoints are") {
+  const TemporaryFolder folder;
+  write_raw(folder / "f", with_header("{\"m\":{\"dtype\":\"BOOL\",\"shape\":[2,2],"
+                                      "\"data_offsets\":[0,4]}}",
+                                      4));
+  CHECK((SafetensorsFile(folder / "f").find("m").dtype == Dtype::u8));
+}
+
+TEST_CASE("what is no regular file is refused at once, and a missing one by its path") {
+  const TemporaryFolder folder;
+  CHECK_THROWS_WITH(SafetensorsFile(folder / "none"), Catch::Contains("none"));
+  CHECK_THROWS_AS(SafetensorsFile(folder.path()), FileError);
+  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  CHECK_THROWS_AS(SafetensorsFile(folder / "pipe"), FileError);
+}
+
+TEST_CASE("a file that is cut short after it was opened is an error, not a fault") {
+  const TemporaryFolder folder;
+  write_safetensors(folder / "f", {{"a", Dtype::f32, {4096}, fill_counting}});
+  const SafetensorsFile file(folder / "f");
+  std::filesystem::resize_file(folder / "f", 1000);
+  CHECK_THROWS_AS(file.read_f32("a"), FileError);
 }
 
 TEST_CASE("tensors lie by falling element size, then by name, behind a header of whole words") {
@@ -110,9 +175,10 @@ TEST_CASE("every malformed file is refused, naming it, before anything of its si
       {"header of 0 bytes", length_bytes(0) + good},
       {"header of 1 bytes", length_bytes(1) + "{"},
       {"cannot be in a file", length_bytes(good.size() + 9) + good + std::string(8, 'x')},
-      {"cannot be in a file", length_bytes(std::uint64_t{1} << 63) + good},
-      {"cannot be in a file", length_bytes(~std::uint64_t{0} - 7) + good},
-      {"cannot be in a file", length_bytes(100'000'001) + good},
+      {"longer than the format's", length_bytes(std::uint64_t{1} << 63) + good},
+      {"longer than the format's", length_bytes(~std::uint64_t{0} - 7) + good},
+      {"longer than the format's 100,000,000", length_bytes(100'000'001) + good},
+      {"cannot be in a file", length_bytes(100'000'000) + good},
       {"does not begin with '{'", with_header(" " + good, 8)},
       {"does not begin with '{'", with_header("[]", 0)},
       {"not JSON", with_header("{\"a\"", 0)},

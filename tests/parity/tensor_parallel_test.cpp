@@ -67,8 +67,8 @@ TEST_CASE("P4: inside of data-parallel pipelines, with ZeRO, within 1e-5 of one 
     model.n_layers = 4;
     const auto settings_of = [&](int dp, int pp, int tp, ScheduleKind kind, int zero_stage) {
       Settings settings = five_steps(model, dp, tp);
-      settings.partition.microbatch_samples = dp == 1 ? std::vector<std::int64_t>{1, 1, 1, 1}
-                                                      : std::vector<std::int64_t>{1, 1};
+      settings.partition.microbatch_samples =
+          dp == 1 ? std::vector<std::int64_t>{1, 1, 1, 1} : std::vector<std::int64_t>{1, 1};
       settings.zero_stage = zero_stage;
       settings.unit_min_parameters = 1;
       set_pipeline(settings, {.schedule = kind, .n_ranks = pp});
