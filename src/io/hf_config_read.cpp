@@ -13,6 +13,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr std::uint64_t max_count = (1ULL << 31) - 1;
+
 /// The keys of a config.json by type; what is absent or null has the default.
 class Keys {
  public:
@@ -25,13 +27,12 @@ class Keys {
     const auto found = json_.find(key);
     return found == json_.end() || found->is_null() ? nullptr : &*found;
   }
-  /// 1 to 2^31 - 1.
+  /// 1 to max_count.
   std::int64_t count(const std::string& key, std::int64_t usual) const {
     const Json* const value = find(key);
     if (value == nullptr) return usual;
-    constexpr std::uint64_t most = (1ULL << 31) - 1;
-    if (!value->is_number_unsigned() || *value == 0 || value->get<std::uint64_t>() > most) {
-      refuse(key, fmt::format("{} is not an integer, 1 to {}", value->dump(), most));
+    if (!value->is_number_unsigned() || *value == 0 || value->get<std::uint64_t>() > max_count) {
+      refuse(key, fmt::format("{} is not an integer, 1 to {}", value->dump(), max_count));
     }
     return value->get<std::int64_t>();
   }
@@ -59,7 +60,9 @@ class Keys {
     if (value == nullptr) return {};
     std::vector<std::int64_t> ids;
     for (const Json& id : value->is_array() ? *value : Json::array({*value})) {
-      if (!id.is_number_integer()) refuse(key, value->dump() + " is not an id or a list of ids");
+      const bool is_id = id.is_number_integer() &&
+                         (!id.is_number_unsigned() || id.get<std::uint64_t>() <= max_count);
+      if (!is_id) refuse(key, value->dump() + " is not an id or a list of ids");
       // Some configurations write -1 for none.
       if (id >= 0) ids.push_back(id.get<std::int64_t>());
     }

@@ -1,6 +1,9 @@
 """Runs that start from a Hugging Face folder: the committed ones that an independent script wrote, and this program's own."""
 import json
+import os
+import re
 import shutil
+import subprocess
 
 import program
 
@@ -67,6 +70,21 @@ class InitFrom(program.ProgramTest):
         done = self.llm_train("--plan", *FIELDS, f"model.init_from={folder}", f"data.dataset_path={self.tokens()}")
         self.assertEqual(done.code, 0, done)
         self.assertIn("4480 parameters in 28 tensors", done.out)
+
+    def test_the_pages_commands_run(self):
+        for name in ("configs", "docs", "README.md"):
+            os.symlink(program.ROOT / name, self.folder / name)
+        (self.folder / "build").mkdir()
+        os.symlink(program.PROGRAM, self.folder / "build/llm-train")
+        blocks = re.findall(r"^```sh\n(.*?)^```", (self.folder / "docs/hugging-face.md").read_text(), re.M | re.S)
+        self.assertEqual(len(blocks), 1)
+        small = {"LLM_TRAINING__MAX_STEPS": "2", "LLM_MODEL__NUM_LAYERS": "1", "LLM_TRAINING__WARMUP_STEPS": "1",
+                 "LLM_DATA__DATASET_PATH": "*.md"}
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", blocks[0]], cwd=self.folder, text=True,
+                              stdin=subprocess.DEVNULL, capture_output=True, timeout=60, env=self.environment | small |
+                              {"OMPI_MCA_hwloc_base_binding_policy": "none"})
+        self.assertEqual(done.returncode, 0, done)
+        self.assertTrue((self.folder / "runs/tuned/config.json").exists())
 
     def test_what_does_not_fit_is_refused_before_the_run_has_a_folder(self):
         folder = self.folder / "own"

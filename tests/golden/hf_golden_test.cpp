@@ -69,7 +69,7 @@ TEST_CASE("checkpoints of an independent script give its logits") {
 }
 
 TEST_CASE("a checkpoint read and written has the same bytes") {
-  for (const std::string& name : {"hf_gpt2", "hf_llama"}) {
+  for (const std::string name : {"hf_gpt2", "hf_llama"}) {
     INFO(name);
     const TemporaryFolder folder;
     write_model(ReadModel(golden_folder(name)), folder.path());

@@ -1,7 +1,9 @@
 #include "src/io/hf_config.h"
 
 #include <catch2/catch.hpp>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "src/base/error.h"
 #include "src/base/file.h"
@@ -193,6 +195,45 @@ TEST_CASE("ill-typed values and malformed files are refused by key or place") {
   }
   const TemporaryFolder folder;
   CHECK_THROWS_AS(read_hf_config(folder.path()), FileError);
+}
+
+TEST_CASE("a mutated config.json is a model or refused by the file's name") {
+  constexpr unsigned seed = 11;
+  constexpr int n_inputs = 4000;
+  std::mt19937 random(seed);
+  const TemporaryFolder folder;
+  std::vector<std::string> bases;
+  for (const auto& [name, config] : test_configs()) {
+    if (const auto json = hf_config_json(config, {{1}, {2, 3}})) bases.push_back(*json);
+  }
+  const std::vector<std::string> pieces = {
+      "null", "-1", "0",  "1e999", "99999999999999999999", "[",
+      "]",    "{}", "\"", "true",  "18446744073709551615", "4"};
+  int n_read = 0;
+  for (int i = 0; i < n_inputs; ++i) {
+    std::string text = bases[static_cast<std::size_t>(i) % bases.size()];
+    for (unsigned k = 0; k < 1 + random() % 3; ++k) {
+      // Mostly whole values: these get past the parser.
+      const std::size_t at = text.find(": ", random() % text.size());
+      const std::string& piece = pieces[random() % pieces.size()];
+      if (at == std::string::npos || random() % 4 == 0) {
+        text[random() % text.size()] = static_cast<char>(random());
+      } else {
+        text.replace(at + 2, text.find_first_of(",\n", at) - at - 2, piece);
+      }
+    }
+    std::ofstream(folder / "config.json", std::ios::trunc) << text;
+    INFO("seed " << seed << ", input " << i << ": " << text);
+    try {
+      read_hf_config(folder.path());
+      ++n_read;
+    } catch (const DataError& error) {
+      REQUIRE_THAT(error.what(), Catch::Contains("config.json: "));
+    }
+  }
+  WARN(n_inputs << " mutated files, " << n_read << " read");
+  CHECK(n_read > n_inputs / 20);
+  CHECK(n_read < n_inputs);
 }
 
 TEST_CASE("dropout rates that differ are told, and ids may be one, several or none") {
