@@ -22,7 +22,7 @@ std::string length_bytes(std::uint64_t n) {
 }
 
 void write_raw(const std::filesystem::path& path, const std::string& bytes) {
-  write_file_atomically(path, bytes);
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
 }
 
 /// A file of this header and so many bytes of data.
