@@ -55,13 +55,15 @@ ComputeBytes compute_bytes(const ModelConfig& config, const DecoderCompute::Plan
 }
 
 DecoderCompute::DecoderCompute(Queue& queue, Plan plan, const Decoder& decoder, ModelState& state,
-                               Port<Ready> grads_ready, ParameterSource* parameters)
+                               Port<Ready> grads_ready, ParameterSource* parameters,
+                               GroupSums* sums)
     : queue_(queue),
       plan_(std::move(plan)),
       decoder_(decoder),
       state_(state),
       grads_ready_(std::move(grads_ready)),
-      parameters_(parameters) {
+      parameters_(parameters),
+      sums_(sums) {
   const ModelConfig& config = decoder_.config();
   for (const Range& layers : plan_.chunks) {
     for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
@@ -98,7 +100,8 @@ Pass DecoderCompute::pass(std::int64_t batch, std::int64_t first_sample, std::in
           .training = training,
           .seed = plan_.seed,
           .step = step,
-          .first_sample = first_sample};
+          .first_sample = first_sample,
+          .sums = sums_};
 }
 
 void DecoderCompute::set_losses(Pass& p, const Microbatch& microbatch, LossSum& loss) const {
@@ -296,6 +299,7 @@ void DecoderCompute::accumulate(std::int64_t layer, int m, GradientPart part) {
 
 void DecoderCompute::complete(std::int64_t layer, int m, GradientPart part) {
   if (m != n_microbatches() - 1) return;
+  if (part == GradientPart::all || part == GradientPart::attention) add_shared_heads(layer);
   for (std::size_t b = 0; b < waits_for_.size(); ++b) {
     const std::size_t n_completed = std::erase_if(
         waits_for_[b], [&](std::int64_t tensor) { return state_.completes(tensor, layer, part); });
@@ -303,6 +307,19 @@ void DecoderCompute::complete(std::int64_t layer, int m, GradientPart part) {
     const std::int64_t key =
         step_ * static_cast<std::int64_t>(waits_for_.size()) + static_cast<std::int64_t>(b);
     queue_.notify([this, key] { grads_ready_(key, Ready{}); });
+  }
+}
+
+void DecoderCompute::add_shared_heads(std::int64_t layer) {
+  const ModelConfig& config = decoder_.config();
+  const bool is_block = 0 <= layer && layer < config.n_layers;
+  if (sums_ == nullptr || config.n_kv_sharers() == 1 || !is_block) return;
+  const Gradients grads = state_.gradients(layer, 0);
+  for (const Role role : {Role::qkv_weight, Role::qkv_bias}) {
+    const MutView whole = grads[role];
+    if (whole.empty()) continue;
+    const std::int64_t begin = whole.n_elements() / config.qkv_width() * config.attention_width();
+    sums_->all_reduce_kv(queue_, llm::part(whole, begin, {whole.n_elements() - begin}));
   }
 }
 

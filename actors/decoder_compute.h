@@ -34,9 +34,11 @@ class DecoderCompute : public StageCompute {
     int n_pending_leaves = 1;  ///< of a tied embedding's gradient, see TiedGradient
   };
 
-  /// `parameters` says when they can be read; nullptr: always.
+  /// `parameters` says when they can be read; nullptr: always. `sums` are the tensor-parallel
+  /// group's, where there are several ranks.
   DecoderCompute(Queue& queue, Plan plan, const Decoder& decoder, ModelState& state,
-                 Port<Ready> grads_ready, ParameterSource* parameters = nullptr);
+                 Port<Ready> grads_ready, ParameterSource* parameters = nullptr,
+                 GroupSums* sums = nullptr);
 
   void begin_step(std::int64_t step, float loss_scale) override;
   Task<MutView> forward(At at, const Microbatch& microbatch, View input) override;
@@ -81,6 +83,8 @@ class DecoderCompute : public StageCompute {
   Task<> acquire_head(At at);
   void accumulate(std::int64_t layer, int m, GradientPart part);
   void complete(std::int64_t layer, int m, GradientPart part = GradientPart::all);
+  /// Adds up what ranks with the same key heads have of a block's gradient.
+  void add_shared_heads(std::int64_t layer);
   static Arena take(std::vector<Arena>& free, std::int64_t n_bytes);
   const Values& values(std::int64_t layer) const { return values_.at(layer); }
   InFlight& in_flight(const At& at) { return in_flight_.at({at.chunk, at.m}); }
@@ -92,6 +96,7 @@ class DecoderCompute : public StageCompute {
   ModelState& state_;
   const Port<Ready> grads_ready_;
   ParameterSource* const parameters_;
+  GroupSums* const sums_;
   std::optional<TiedGradient> tied_;       // where this rank owns a tied embedding
   std::map<std::int64_t, Values> values_;  // by layer
   std::int64_t step_ = 0;

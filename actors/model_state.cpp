@@ -89,7 +89,7 @@ AccumulationPlan accumulation_plan(Accumulation kind, int n_microbatches) {
 
 std::int64_t borrowed_bytes(const ModelConfig& config, const LayerRanges& ranges) {
   if (!borrows_embedding(config, ranges)) return 0;
-  return config.vocab_size * config.hidden_size *
+  return config.local_vocab_size() * config.hidden_size *
          static_cast<std::int64_t>(size_of(config.compute));
 }
 
@@ -218,7 +218,7 @@ std::vector<std::size_t> ModelState::buckets_of(std::int64_t layer) const {
 }
 
 MutView ModelState::borrowed_embedding() const {
-  const Shape shape{config_.vocab_size, config_.hidden_size};
+  const Shape shape{config_.local_vocab_size(), config_.hidden_size};
   if (units_) {
     const MutView bytes = units_->table();
     return bytes.empty() ? MutView() : MutView(bytes.data(), config_.compute, shape);
@@ -265,7 +265,11 @@ void ModelState::initialize(std::uint64_t seed) {
   });
 }
 
-void ModelState::initialize(const InitialValues& source) {
+void ModelState::initialize(const InitialValues& whole) {
+  const InitialValues source = [&whole](const ParameterSpec& parameter, Range elements,
+                                        MutView values) {
+    read_slice(parameter, elements, whole, values);
+  };
   for (std::size_t b = 0; b < layout_.buckets.size(); ++b) {
     for (const OwnedPiece& piece : shard_.pieces[b]) draw_owned(piece, source);
     if (units_) continue;

@@ -1,6 +1,5 @@
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "schedules/shards.h"
 #include "schedules/units.h"
 #include "src/model/parameters.h"
+#include "src/model/tensor_slice.h"
 #include "tensor/queue.h"
 #include "tensor/storage.h"
 
@@ -58,10 +58,8 @@ struct StateShape {
   UnitShape unit_shape() const { return {static_cast<int>(units.size()), n_pieces, piece, table}; }
 };
 
-/// Where weights start: writes elements [elements.begin, elements.end) of a parameter, as this
-/// program holds it, into values (elements.size()) f32.
-using InitialValues =
-    std::function<void(const ParameterSpec& parameter, Range elements, MutView values)>;
+/// Where weights start.
+using InitialValues = WholeValues;
 
 /// Weights, gradients and moments of one rank. Gradients are flat f32 buffers of one layout.
 /// What ops read (`compute` bytes) is laid out in the same order: matrices and embeddings in the
@@ -99,7 +97,7 @@ class ModelState {
   /// Starting values, a function of the seed and the tensors' names alone.
   void initialize(std::uint64_t seed);
   /// Starting values of another source, which is asked for what this rank holds alone.
-  void initialize(const InitialValues& source);
+  void initialize(const InitialValues& whole);
 
   /// Of a state with units; nullptr without.
   UnitMemory* units() { return units_ ? &*units_ : nullptr; }

@@ -1,5 +1,7 @@
 #include "actors/square_sums.h"
 
+#include <algorithm>
+
 #include "src/base/check.h"
 #include "src/comm/collective.h"
 #include "tensor/ops/adamw.h"
@@ -31,11 +33,13 @@ std::int64_t square_sum_bytes(const ModelConfig& config, const LayerRanges& rang
   for (const std::size_t i : owned_parameters(config, ranges)) {
     total += n_chunks(specs[i].n_elements());
   }
+  if (config.tp.size > 1) total += config.tp.size * static_cast<std::int64_t>(specs.size());
   return total * 8;
 }
 
-SquareSums::SquareSums(Group& pipeline, Group& owners, Plan plan, const ModelState& state)
-    : pipeline_(pipeline), owners_(owners), plan_(std::move(plan)), state_(state) {
+SquareSums::SquareSums(Group& pipeline, Group& owners, Group& tensor, Plan plan,
+                       const ModelState& state)
+    : pipeline_(pipeline), owners_(owners), tensor_(tensor), plan_(std::move(plan)), state_(state) {
   CHECK_CONTRACT(
       plan_.parameters_by_rank.size() == pipeline_.ranks.size() &&
           plan_.parameters_by_rank[static_cast<std::size_t>(pipeline_.index)] == state_.canonical(),
@@ -70,6 +74,7 @@ SquareSums::SquareSums(Group& pipeline, Group& owners, Plan plan, const ModelSta
     cuts.push_back(cuts.back() + static_cast<std::int64_t>(owned.size()));
   }
   parameter_sums_ = Storage(cuts.back() * 8);
+  if (tensor_.size() > 1) tensor_sums_ = Storage(tensor_.size() * cuts.back() * 8);
   parameter_gather_ =
       all_gather_plan(CollectiveForm::direct, {pipeline_.index, pipeline_.size(), cuts});
 }
@@ -77,9 +82,12 @@ SquareSums::SquareSums(Group& pipeline, Group& owners, Plan plan, const ModelSta
 void SquareSums::enqueue(Queue& queue, std::size_t bucket) {
   const std::vector<OwnedPiece>& pieces = state_.shard().pieces[bucket];
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    sum_of_squares(
-        queue, state_.gradient(pieces[i]),
-        part(doubles(chunk_sums_), slots_[bucket][i], {n_chunks(pieces[i].elements.size())}));
+    const Range elements = pieces[i].elements;
+    const std::int64_t n_counted = state_.specs()[state_.spec_of(pieces[i].tensor)].n_counted;
+    const std::int64_t n = std::min(elements.size(), n_counted - elements.begin);
+    if (n <= 0) continue;  // another rank counts them; their sums stay 0
+    sum_of_squares(queue, part(state_.gradient(pieces[i]), 0, {n}),
+                   part(doubles(chunk_sums_), slots_[bucket][i], {n_chunks(n)}));
   }
 }
 
@@ -91,8 +99,34 @@ Task<double> SquareSums::total(std::int64_t step) {
   for (const std::vector<std::size_t>& owned : plan_.parameters_by_rank) {
     for (const std::size_t i : owned) by_parameter[i] = *sum++;
   }
+  const double total = co_await sum_over_tensor_group(by_parameter, step);
+  co_return total;
+}
+
+Task<double> SquareSums::sum_over_tensor_group(const std::vector<double>& by_parameter,
+                                               std::int64_t step) {
+  const auto n = static_cast<std::int64_t>(by_parameter.size());
+  if (tensor_.size() > 1) {
+    std::vector<std::int64_t> cuts;
+    for (std::int64_t k = 0; k <= tensor_.size(); ++k) cuts.push_back(k * n);
+    const MutView all = doubles(tensor_sums_);
+    std::copy(by_parameter.begin(), by_parameter.end(), all.as<double>() + tensor_.index * n);
+    const CollectiveShape shape{tensor_.index, tensor_.size(), cuts};
+    const std::vector<GatherRound> rounds = all_gather_plan(CollectiveForm::direct, shape);
+    const CollectiveId id(plan_.tensor_tag, step, 0);
+    co_await all_gather(tensor_, rounds, id, all);
+  }
   double total = 0;
-  for (const double of_parameter : by_parameter) total += of_parameter;
+  for (std::int64_t i = 0; i < n; ++i) {
+    double of_parameter = by_parameter[static_cast<std::size_t>(i)];
+    if (tensor_.size() > 1) {
+      of_parameter = 0;
+      for (std::int64_t rank = 0; rank < tensor_.size(); ++rank) {
+        of_parameter += doubles(tensor_sums_).as<double>()[rank * n + i];
+      }
+    }
+    total += of_parameter;
+  }
   co_return total;
 }
 

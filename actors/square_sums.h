@@ -13,7 +13,8 @@
 namespace llm {
 
 /// The sum of squares of a model's summed gradient, whoever holds which part: one sum a chunk of
-/// 4,096 elements, by the rank that owns it; chunks added in order to one sum a parameter; and
+/// 4,096 elements, by the rank that owns it; chunks added in order to one sum a parameter, and
+/// these over the ranks that have a part of it each (what several have, one counts); and
 /// these added in canonical order, on every rank alike. So neither pipeline nor shards change its
 /// bits.
 class SquareSums {
@@ -25,10 +26,12 @@ class SquareSums {
     /// every rank has all: then that group exchanges nothing.
     std::vector<int> piece_by_member = {0};
     int chunks_tag = 0;
+    int tensor_tag = 0;
     int parameters_tag = 0;
   };
-  /// `pipeline` are the ranks that hold the other stages, `owners` those with the other pieces.
-  SquareSums(Group& pipeline, Group& owners, Plan plan, const ModelState& state);
+  /// `pipeline` are the ranks that hold the other stages, `owners` those with the other pieces,
+  /// `tensor` those with the other parts of each parameter.
+  SquareSums(Group& pipeline, Group& owners, Group& tensor, Plan plan, const ModelState& state);
 
   /// Enqueues the sums of what the rank owns of a bucket.
   void enqueue(Queue& queue, std::size_t bucket);
@@ -38,17 +41,20 @@ class SquareSums {
  private:
   Task<> gather_chunks(std::int64_t step);
   Task<> gather_parameters(std::int64_t step);
+  Task<double> sum_over_tensor_group(const std::vector<double>& by_parameter, std::int64_t step);
   bool is_sharded() const { return plan_.piece_by_member.size() > 1; }
 
   Group& pipeline_;
   Group& owners_;
+  Group& tensor_;
   const Plan plan_;
   const ModelState& state_;
   std::vector<Shard> shards_;                     // by member of the owners
   std::vector<std::int64_t> chunk_begin_;         // by spec: its first chunk in canonical order
   std::vector<std::vector<std::int64_t>> slots_;  // by bucket and owned piece: its first chunk sum
   Storage chunk_sums_;                            // f64, by member and its pieces
-  Storage parameter_sums_;                        // f64, by rank of the pipeline and its parameters
+  Storage tensor_sums_;     // f64, by rank of the tensor group and parameter; empty for one
+  Storage parameter_sums_;  // f64, by rank of the pipeline and its parameters
   std::vector<GatherRound> chunk_gather_;
   std::vector<GatherRound> parameter_gather_;
 };

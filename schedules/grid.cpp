@@ -20,6 +20,13 @@ std::vector<int> pipeline_group(const Grid& grid, int rank) {
   return ranks;
 }
 
+std::vector<int> tensor_group(const Grid& grid, int rank) {
+  GridPlace place = place_of(grid, rank);
+  std::vector<int> ranks;
+  for (place.tp = 0; place.tp < grid.tp; ++place.tp) ranks.push_back(rank_at(grid, place));
+  return ranks;
+}
+
 std::vector<int> data_parallel_group(const Grid& grid, int rank) {
   GridPlace place = place_of(grid, rank);
   std::vector<int> ranks;

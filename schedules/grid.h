@@ -25,6 +25,8 @@ GridPlace place_of(const Grid& grid, int rank);
 int rank_at(const Grid& grid, GridPlace place);
 /// The ranks that hold the same part of the model as `rank`, in order of their dp index.
 std::vector<int> data_parallel_group(const Grid& grid, int rank);
+/// The ranks that share each layer of this rank's stage, in order of their tp index.
+std::vector<int> tensor_group(const Grid& grid, int rank);
 /// The ranks that hold the other stages of this rank's pipeline, in order of their pp index.
 std::vector<int> pipeline_group(const Grid& grid, int rank);
 

@@ -30,7 +30,15 @@ void Queue::notify(std::function<void()> done) {
   ops_.push_back({nullptr, 0, 1, [done = std::move(done)](std::int64_t) { done(); }});
 }
 
+void Queue::wait(std::function<bool()> is_open) {
+  ops_.push_back({nullptr, 0, 1, nullptr, std::move(is_open)});
+}
+
 bool Queue::run_tile() {
+  while (!ops_.empty() && ops_.front().is_open) {
+    if (!ops_.front().is_open()) return false;
+    ops_.pop_front();
+  }
   if (ops_.empty()) return false;
   Op& op = ops_.front();
   if (op.name == nullptr) {

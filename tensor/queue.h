@@ -37,9 +37,14 @@ class Queue {
   /// Calls `done` on the loop's thread once everything put in before has run.
   void notify(std::function<void()> done);
 
-  /// Runs the next tile; false when the queue is empty. Where the pool's other threads run an op's
-  /// last tiles there is none to run: then true at once, after giving the core away if that is so
-  /// for longer. An exception of a tile leaves through here, once no tile of its op runs.
+  /// What is put in after this waits until `is_open` says true; asked on the loop's thread, when
+  /// everything put in before has run. As a stream waits for an event.
+  void wait(std::function<bool()> is_open);
+
+  /// Runs the next tile; false when the queue is empty, or waits. Where the pool's other threads
+  /// run an op's last tiles there is none to run: then true at once, after giving the core away if
+  /// that is so for longer. An exception of a tile leaves through here, once no tile of its op
+  /// runs.
   bool run_tile();
   /// Runs everything that is in the queue.
   void finish();
@@ -54,6 +59,7 @@ class Queue {
     std::int64_t next_tile;
     std::int64_t n_tiles;
     std::function<void(std::int64_t)> run;
+    std::function<bool()> is_open = nullptr;  // of a wait
   };
   void run_shared_tile(const Op& op);
 

@@ -79,26 +79,23 @@ RankGrid resolve_grid(const LoadedConfig& loaded, std::int64_t n_ranks) {
   const std::string& strategy = d.parallel_strategy;
   check_divides(loaded, "distributed.tp_size", d.tp_size, n_ranks);
   check_divides(loaded, "distributed.pp_size", d.pp_size, n_ranks);
-  if (n_ranks > 1 && strategy == "tp") {
-    refuse(place_of(loaded, {"distributed.parallel_strategy"}), "distributed.parallel_strategy",
-           fmt::format("{} on {} ranks is not in this version; write parallel_strategy: ddp, zero, "
-                       "fsdp or pp, or start one rank",
-                       strategy, n_ranks));
-  }
-  if (d.tp_size > 1) {
-    refuse(
-        place_of(loaded, {"distributed.tp_size"}), "distributed.tp_size",
-        fmt::format("{} on {} ranks is not in this version; write tp_size: 1", d.tp_size, n_ranks));
-  }
   RankGrid grid;
+  grid.tp = d.tp_size > 0 ? d.tp_size : strategy == "tp" ? n_ranks : 1;
   grid.pp = d.pp_size > 0 ? d.pp_size : strategy == "pp" ? n_ranks : 1;
-  grid.dp = n_ranks / grid.pp;
+  const std::int64_t of_model = grid.pp * grid.tp;
+  if (n_ranks % of_model != 0) {
+    refuse(place_of(loaded, {"distributed.tp_size", "distributed.pp_size"}), "distributed.tp_size",
+           fmt::format("{} x pp_size {} is {}, which does not divide the {} ranks of this run; "
+                       "start a multiple of {} ranks",
+                       grid.tp, grid.pp, of_model, n_ranks, of_model));
+  }
+  grid.dp = n_ranks / of_model;
   if (d.dp_size != 0 && d.dp_size != grid.dp) {
     refuse(place_of(loaded, {"distributed.dp_size"}), "distributed.dp_size",
            fmt::format("{} x pp_size {} x tp_size {} is {}, but this run has {} rank{}; start {} "
                        "or use 0",
-                       d.dp_size, grid.pp, grid.tp, d.dp_size * grid.pp * grid.tp, n_ranks,
-                       n_ranks == 1 ? "" : "s", d.dp_size * grid.pp * grid.tp));
+                       d.dp_size, grid.pp, grid.tp, d.dp_size * of_model, n_ranks,
+                       n_ranks == 1 ? "" : "s", d.dp_size * of_model));
   }
   return grid;
 }

@@ -17,9 +17,9 @@ struct RankGrid {
 };
 
 /// The grid of `n_ranks` ranks: dp ranks under ddp, zero and fsdp; under pp all of them in one
-/// pipeline, or pipelines of pp_size ranks; under 3d what pp_size says. Refuses (ConfigError)
-/// strategies and sizes that are not built yet on more than one rank, and tp_size, pp_size or
-/// dp_size that do not fit the ranks. One rank runs under every strategy.
+/// pipeline, or pipelines of pp_size ranks; under tp all of them share each layer, or groups of
+/// tp_size do; under 3d what the sizes say. Refuses (ConfigError) tp_size, pp_size or dp_size that
+/// do not fit the ranks.
 RankGrid resolve_grid(const LoadedConfig& loaded, std::int64_t n_ranks);
 
 /// What data-parallel ranks share out, 0 to 3. Refuses a stage that the strategy contradicts.

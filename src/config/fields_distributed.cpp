@@ -95,8 +95,7 @@ std::vector<Field> distributed_fields() {
   using D = DistributedConfig;
   Rows<D> rows("distributed", &Config::distributed);
   rows.add("parallel_strategy", &D::parallel_strategy,
-           "How ranks share the work. More than one rank needs ddp, zero, fsdp, pp or 3d (with "
-           "tp_size 1) in this version; one rank runs under each with the same bits.")
+           "How ranks share the work; 3d is data, pipeline and tensor parallel by their sizes.")
       .of({"ddp", "fsdp", "zero", "tp", "pp", "3d"});
   rows.add("tp_size", &D::tp_size,
            "Tensor-parallel ranks; 0 means all ranks under tp and 1 otherwise.")

@@ -12,9 +12,9 @@ void take_attention(const Block& block, Arena& arena, BlockSaved& saved) {
   saved.mean1 = take_mean(block.config, arena, block.n());
   saved.rstd1 = arena.take(Dtype::f32, {block.n()});
   saved.qkv = block.take_qkv(arena);
-  saved.attention = block.take_hidden(arena);
+  saved.attention = block.take_attention_out(arena);
   saved.log_sum_exp =
-      arena.take(Dtype::f32, {block.pass.batch, block.config.n_heads, block.pass.seq_len});
+      arena.take(Dtype::f32, {block.pass.batch, block.config.n_local_heads(), block.pass.seq_len});
 }
 
 /// All that a block keeps but its output.
@@ -45,8 +45,8 @@ void attention_forward_half(const Block& block, const BlockSaved& saved, MutView
   attention_forward(queue, block.attention_shape(), saved.qkv,
                     block.dropout(DropoutSite::attention_weights), saved.attention,
                     saved.log_sum_exp);
-  linear_forward(queue, saved.attention, block.values[Role::attention_out_weight],
-                 block.values[Role::attention_out_bias], projected);
+  block.sum_of_products(saved.attention, Role::attention_out_weight, Role::attention_out_bias,
+                        projected);
   dropout_forward(queue, block.dropout(DropoutSite::attention_output), block.pass.seq_len,
                   projected, saved.x, saved.middle);
 }
@@ -56,7 +56,7 @@ void attention_backward_input(const Block& block, const BlockSaved& saved,
                               const BlockDeltas& deltas) {
   Queue& queue = block.pass.queue;
   const ArenaScope scope(block.pass.scratch);
-  const MutView dattention = block.take_hidden(block.pass.scratch);
+  const MutView dattention = block.take_attention_out(block.pass.scratch);
   linear_backward_input(queue, deltas.attention_out, block.values[Role::attention_out_weight],
                         Write::set, dattention);
   attention_backward(queue, block.attention_shape(), saved.qkv, saved.attention, saved.log_sum_exp,
@@ -85,6 +85,7 @@ void attention_backward_norm(const Block& block, const BlockSaved& saved, const 
   const ArenaScope scope(block.pass.scratch);
   const MutView dnormed = block.take_hidden(block.pass.scratch);
   linear_backward_input(queue, deltas.qkv, block.values[Role::qkv_weight], Write::set, dnormed);
+  sum_over_group(block.pass, dnormed);
   norm_backward(block.config, queue, block.norm1(saved), saved.x, dnormed,
                 {Write::add, dy, write, grads[Role::norm1_weight], grads[Role::norm1_bias]});
 }

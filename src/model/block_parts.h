@@ -4,6 +4,8 @@
 #include "src/model/decoder.h"
 #include "src/model/pass_parts.h"
 #include "tensor/ops/attention.h"
+#include "tensor/ops/elementwise.h"
+#include "tensor/ops/linear.h"
 #include "tensor/ops/router.h"
 
 namespace llm {
@@ -20,9 +22,10 @@ struct Block {
   AttentionShape attention_shape() const {
     return {.batch = pass.batch,
             .seq_len = pass.seq_len,
-            .n_heads = config.n_heads,
-            .n_kv_heads = config.n_kv_heads,
-            .head_dim = config.head_dim()};
+            .n_heads = config.n_local_heads(),
+            .n_kv_heads = config.n_local_kv_heads(),
+            .head_dim = config.head_dim(),
+            .first_head = config.first_local_head()};
   }
   Dropout dropout(DropoutSite site) const { return dropout_at(config, pass, layer, site); }
   RouterShape router_shape() const {
@@ -40,17 +43,31 @@ struct Block {
   MutView take_hidden(Arena& arena) const {
     return arena.take(config.compute, {n(), config.hidden_size});
   }
+  MutView take_attention_out(Arena& arena) const {
+    return arena.take(config.compute, {n(), config.attention_width()});
+  }
   MutView take_qkv(Arena& arena) const {
     return arena.take(config.compute, {n(), config.qkv_width()});
   }
   /// What the mlp goes over: tokens, or a mixture's grouped rows.
   std::int64_t n_rows() const { return n() * config.n_active_mlps(); }
   MutView take_intermediate(Arena& arena) const {
-    return arena.take(config.compute, {n_rows(), config.intermediate_size});
+    return arena.take(config.compute, {n_rows(), config.local_intermediate_size()});
   }
   /// One row of the model's width for each row of the mlp.
   MutView take_expert_rows(Arena& arena) const {
     return arena.take(config.compute, {n_rows(), config.hidden_size});
+  }
+  /// y = x W^T + b, of which each rank of a tensor-parallel group has some columns of x and W: the
+  /// bias is added once.
+  void sum_of_products(View x, Role weight, Role bias, MutView y) const {
+    if (pass.sums == nullptr) {
+      linear_forward(pass.queue, x, values[weight], values[bias], y);
+      return;
+    }
+    linear_forward(pass.queue, x, values[weight], View(), y);
+    pass.sums->all_reduce(pass.queue, y);
+    if (!values[bias].empty()) add_rows(pass.queue, values[bias], y);
   }
   MutView take_gate(Arena& arena) const {
     return config.gated ? take_intermediate(arena) : MutView();

@@ -56,6 +56,33 @@ void sum_losses(Queue& queue, View losses, View labels, LossSum& loss) {
   });
 }
 
+TablePart table_part(const ModelConfig& config) {
+  return {config.local_tokens().begin, config.vocab_size};
+}
+
+/// The losses of some rows from this rank's logits, and where dlogits is not empty its gradient.
+void row_losses(const ModelConfig& config, const Pass& pass, View labels, float scale,
+                MutView logits, MutView dlogits, MutView losses) {
+  Queue& queue = pass.queue;
+  if (pass.sums == nullptr) {
+    if (dlogits.empty()) {
+      cross_entropy_forward(queue, logits, labels, losses);
+    } else {
+      cross_entropy_forward_backward(queue, labels, scale, logits, dlogits, losses);
+    }
+    return;
+  }
+  const ArenaScope scope(pass.scratch);
+  const Range own = config.local_tokens();
+  const VocabularyPart part_of{own.begin, own.size(), config.vocab_size};
+  const std::int64_t n = logits.shape()[0];
+  const MutView all = pass.scratch.take(Dtype::f32, {pass.sums->size(), n, 2});
+  cross_entropy_statistics(queue, logits, labels, part_of,
+                           part(all, pass.sums->rank() * n * 2, {n, 2}));
+  pass.sums->all_gather(queue, all);
+  cross_entropy_of_parts(queue, all, labels, part_of, scale, logits, dlogits, losses);
+}
+
 /// Rows [begin, begin + n) of a matrix.
 MutView rows_of(MutView matrix, std::int64_t begin, std::int64_t n) {
   return part(matrix, begin * matrix.shape()[1], {n, matrix.shape()[1]});
@@ -75,7 +102,16 @@ void Decoder::embed(const Pass& pass, const Values& values, View tokens, MutView
   if (config_.positions == Positions::sinusoidal) {
     positions = sinusoids_.view(config_.compute, {config_.max_seq_len, config_.hidden_size});
   }
-  embedding_forward(pass.queue, tokens, values[Role::token_embedding], positions, pass.seq_len, y);
+  if (pass.sums == nullptr) {
+    embedding_forward(pass.queue, tokens, values[Role::token_embedding], positions, pass.seq_len,
+                      y);
+  } else {
+    // One rank has a token's row, and the others add zeros to it.
+    embedding_part_forward(pass.queue, tokens, values[Role::token_embedding],
+                           config_.local_tokens().begin, config_.vocab_size, y);
+    pass.sums->all_reduce(pass.queue, y);
+    if (!positions.empty()) add_positions(pass.queue, positions, pass.seq_len, y);
+  }
   const Dropout dropout = dropout_at(config_, pass, embedding_layer, DropoutSite::embedding);
   if (dropout.p > 0) dropout_forward(pass.queue, dropout, pass.seq_len, y, View(), y);
 }
@@ -96,11 +132,13 @@ void Decoder::embed_backward(const Pass& pass, View tokens, MutView dy, const Gr
   if (write_table == Write::set && !table.empty()) fill(pass.queue, 0, table);
   if (write_positions == Write::set && !positions.empty()) fill(pass.queue, 0, positions);
   if (table.empty() && positions.empty()) return;
-  embedding_backward(pass.queue, tokens, dy, pass.seq_len, Write::add, table, positions);
+  embedding_backward(pass.queue, tokens, dy, pass.seq_len, Write::add, table, positions,
+                     table_part(config_));
 }
 
 void Decoder::embed_table_backward(const Pass& pass, View tokens, View dy, MutView table) const {
-  embedding_backward(pass.queue, tokens, dy, pass.seq_len, Write::add, table, MutView());
+  embedding_backward(pass.queue, tokens, dy, pass.seq_len, Write::add, table, MutView(),
+                     table_part(config_));
 }
 
 void Decoder::head_forward_backward(const Pass& pass, const Values& values, View x, View labels,
@@ -115,7 +153,7 @@ void Decoder::head_forward_backward(const Pass& pass, const Values& values, View
   const MutView dnormed = pass.scratch.take(config_.compute, {n, c});
   const MutView losses = pass.scratch.take(Dtype::f32, {n});
   const std::int64_t chunk = std::min(n, head_chunk_rows(config_));
-  const Shape chunk_shape{chunk, config_.vocab_size};
+  const Shape chunk_shape{chunk, config_.local_vocab_size()};
   const MutView logits = pass.scratch.take(Dtype::f32, chunk_shape);
   const bool in_place = config_.compute == Dtype::f32;
   const MutView all_dlogits = in_place ? logits : pass.scratch.take(config_.compute, chunk_shape);
@@ -126,15 +164,15 @@ void Decoder::head_forward_backward(const Pass& pass, const Values& values, View
     const MutView dlogits = rows_of(all_dlogits, 0, n_rows);
     linear_forward(queue, rows_of(normed, row, n_rows), values[Role::head_weight],
                    values[Role::head_bias], rows_of(logits, 0, n_rows));
-    cross_entropy_forward_backward(queue, part(labels, row, {n_rows}), scale,
-                                   rows_of(logits, 0, n_rows), dlogits,
-                                   part(losses, row, {n_rows}));
+    row_losses(config_, pass, part(labels, row, {n_rows}), scale, rows_of(logits, 0, n_rows),
+               dlogits, part(losses, row, {n_rows}));
     linear_backward_input(queue, dlogits, values[Role::head_weight], Write::set,
                           rows_of(dnormed, row, n_rows));
     linear_backward_weight(queue, rows_of(normed, row, n_rows), dlogits,
                            row == 0 ? write : Write::add, grads[Role::head_weight],
                            grads[Role::head_bias]);
   }
+  sum_over_group(pass, dnormed);
   norm_backward(
       config_, queue, norm, x, dnormed,
       {Write::set, dx, write, grads[Role::final_norm_weight], grads[Role::final_norm_bias]});
@@ -150,7 +188,7 @@ void Decoder::head_loss(const Pass& pass, const Values& values, View x, View lab
   const MutView normed = pass.scratch.take(config_.compute, {n, config_.hidden_size});
   const MutView losses = pass.scratch.take(Dtype::f32, {n});
   const std::int64_t chunk = std::min(n, head_chunk_rows(config_));
-  const MutView logits = pass.scratch.take(Dtype::f32, {chunk, config_.vocab_size});
+  const MutView logits = pass.scratch.take(Dtype::f32, {chunk, config_.local_vocab_size()});
 
   norm_forward(config_, queue, norm, x, normed);
   for (std::int64_t row = 0; row < n; row += chunk) {
@@ -158,7 +196,8 @@ void Decoder::head_loss(const Pass& pass, const Values& values, View x, View lab
     const MutView some = rows_of(logits, 0, n_rows);
     linear_forward(queue, rows_of(normed, row, n_rows), values[Role::head_weight],
                    values[Role::head_bias], some);
-    cross_entropy_forward(queue, some, part(labels, row, {n_rows}), part(losses, row, {n_rows}));
+    row_losses(config_, pass, part(labels, row, {n_rows}), 1, some, MutView(),
+               part(losses, row, {n_rows}));
   }
   sum_losses(queue, losses, labels, loss);
 }
@@ -166,6 +205,7 @@ void Decoder::head_loss(const Pass& pass, const Values& values, View x, View lab
 void Decoder::head_logits(const Pass& pass, const Values& values, View x, MutView logits) const {
   const std::int64_t n = x.shape()[0];
   CHECK_CONTRACT(n <= pass.n_tokens(), "logits are asked for rows of this pass");
+  CHECK_CONTRACT(config_.tp.size == 1, "text needs the whole vocabulary on one rank");
   const ArenaScope scope(pass.scratch);
   const NormPart norm = final_norm(config_, values, pass.scratch, n);
   const MutView normed = pass.scratch.take(config_.compute, {n, config_.hidden_size});

@@ -3,6 +3,7 @@
 #include <functional>
 
 #include "src/base/range.h"
+#include "src/model/group_sums.h"
 #include "src/model/model_config.h"
 #include "src/model/parameters.h"
 #include "tensor/ops/dropout.h"
@@ -30,6 +31,7 @@ struct Pass {
   View labels = {};
   float loss_scale = 1;
   RouterLosses* router_losses = nullptr;
+  GroupSums* sums = nullptr;  ///< of the tensor-parallel group, where it has several ranks
   std::int64_t n_tokens() const { return batch * seq_len; }
 };
 

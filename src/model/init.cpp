@@ -174,6 +174,7 @@ void initialize(const ParameterSpec& parameter, std::uint64_t seed, Range elemen
   CHECK_CONTRACT(0 <= elements.begin && elements.end <= parameter.n_elements(),
                  "a range of elements lies inside its parameter");
   CHECK_CONTRACT(values.n_elements() == elements.size(), "a range is filled exactly");
+  CHECK_CONTRACT(!parameter.slice, "values are those of whole tensors");
   auto* out = values.as<float>();
   if (parameter.init.deviation == 0) {
     std::fill_n(out, elements.size(), parameter.init.constant);

@@ -19,7 +19,7 @@ std::uint64_t init_key(std::uint64_t seed, std::string_view hf_name);
 void fill_normal(std::uint64_t key, std::int64_t begin, std::int64_t n, float deviation,
                  float* out);
 
-/// Starting values of elements [elements.begin, elements.end) of the internal tensor, into
+/// Starting values of elements [elements.begin, elements.end) of a whole tensor, into
 /// values (elements.size()) f32. A value is a function of (seed, Hugging Face tensor name, element
 /// index in that tensor) alone, so every rank fills what it owns.
 void initialize(const ParameterSpec& parameter, std::uint64_t seed, Range elements, MutView values);

@@ -15,9 +15,10 @@ struct Sizes {
   std::int64_t floats(Shape shape) const { return Arena::bytes_for(Dtype::f32, shape); }
   std::int64_t values(Shape shape) const { return Arena::bytes_for(config.compute, shape); }
   std::int64_t hidden() const { return values({n(), config.hidden_size}); }
+  std::int64_t attention_out() const { return values({n(), config.attention_width()}); }
   std::int64_t qkv() const { return values({n(), config.qkv_width()}); }
   std::int64_t n_rows() const { return n() * config.n_active_mlps(); }
-  std::int64_t intermediate() const { return values({n_rows(), config.intermediate_size}); }
+  std::int64_t intermediate() const { return values({n_rows(), config.local_intermediate_size()}); }
   /// What only a mixture has.
   std::int64_t expert_rows() const {
     return config.is_mixture() ? values({n_rows(), config.hidden_size}) : 0;
@@ -43,15 +44,18 @@ struct Sizes {
     return (config.norm == Norm::layer_norm ? 2 : 1) * floats({n()});
   }
   std::int64_t attention_saved() const {
-    return statistics() + qkv() + hidden() + floats({batch, config.n_heads, seq_len});
+    return statistics() + qkv() + attention_out() +
+           floats({batch, config.n_local_heads(), seq_len});
   }
   std::int64_t mlp_saved() const {
     return statistics() + gate() + intermediate() + routing() + expert_rows();
   }
   /// Of one chunk, with a second set in the compute dtype where that is not their own.
   std::int64_t logits() const {
-    const Shape shape{std::min(n(), head_chunk_rows(config)), config.vocab_size};
-    return floats(shape) + (config.compute == Dtype::f32 ? 0 : values(shape));
+    const std::int64_t n_chunk = std::min(n(), head_chunk_rows(config));
+    const Shape shape{n_chunk, config.local_vocab_size()};
+    const std::int64_t parts = config.tp.size > 1 ? floats({config.tp.size, n_chunk, 2}) : 0;
+    return parts + floats(shape) + (config.compute == Dtype::f32 ? 0 : values(shape));
   }
 };
 

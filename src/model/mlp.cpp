@@ -83,7 +83,11 @@ void forward_out(const Block& block, const BlockSaved& saved, MutView out) {
   const ArenaScope scope(block.pass.scratch);
   const MutView hidden = block.take_intermediate(block.pass.scratch);
   activate(block, saved, hidden);
-  MlpLinear{block, saved, Role::down_weight}.forward(hidden, out);
+  if (block.config.is_mixture()) {
+    MlpLinear{block, saved, Role::down_weight}.forward(hidden, out);
+  } else {
+    block.sum_of_products(hidden, Role::down_weight, Role::down_bias, out);
+  }
 }
 
 /// The gradient of the last linear layer's output.
@@ -206,6 +210,7 @@ void mlp_backward_norm(const Block& block, const BlockSaved& saved, const BlockD
     linear_backward_input(queue, deltas.router, block.values[Role::router_weight], Write::add,
                           dnormed);
   }
+  sum_over_group(block.pass, dnormed);
   norm_backward(block.config, queue, block.norm2(saved), saved.middle, dnormed,
                 {Write::add, dy, write, grads[Role::norm2_weight], grads[Role::norm2_bias]});
 }

@@ -27,6 +27,31 @@ void check_experts(const ModelConfig& config) {
   }
 }
 
+/// What tensor-parallel ranks cut has to be divisible.
+void check_slices(const ModelConfig& config) {
+  const std::int64_t size = config.tp.size;
+  if (size == 1) return;
+  const auto require = [size](const char* field, std::int64_t value) {
+    if (value % size == 0) return;
+    throw ConfigError(
+        fmt::format("distributed.tp_size: {} does not divide model.{} {}; use a divisor of it",
+                    size, field, value));
+  };
+  require("num_heads", config.n_heads);
+  require("intermediate_size", config.intermediate_size);
+  if (config.n_kv_heads % size != 0 && size % config.n_kv_heads != 0) {
+    throw ConfigError(fmt::format(
+        "distributed.tp_size: {} is neither a divisor nor a multiple of model.num_kv_heads {}, so "
+        "that heads would be shared unevenly; use a divisor or a multiple of it",
+        size, config.n_kv_heads));
+  }
+  if (config.is_mixture()) {
+    throw ConfigError(fmt::format(
+        "distributed.tp_size: {} with model.num_experts {} is not in this version; use tp_size: 1",
+        size, config.n_experts));
+  }
+}
+
 }  // namespace
 
 void check(const ModelConfig& config) {
@@ -54,6 +79,7 @@ void check(const ModelConfig& config) {
         config.head_dim()));
   }
   check_experts(config);
+  check_slices(config);
   if (!(config.dropout >= 0.0f && config.dropout < 1.0f)) {
     throw ConfigError(
         fmt::format("model.dropout: {} is not in [0, 1); use 0 for none", config.dropout));

@@ -1,6 +1,8 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
+#include "src/base/range.h"
 #include "tensor/dtype.h"
 #include "tensor/ops/activation.h"
 #include "tensor/ops/router.h"
@@ -46,8 +48,32 @@ struct ModelConfig {
   /// or f16. Vectors, statistics, logits, losses and gradients of parameters are f32 in any case.
   Dtype compute = Dtype::f32;
 
+  /// The part of the model that a rank has where several share each layer (tensor parallelism):
+  /// heads, the mlp's width and the vocabulary are cut, see src/model/tensor_slice.h. The extents
+  /// above are the whole model's.
+  struct TensorParallel {
+    int size = 1;
+    int rank = 0;
+  };
+  TensorParallel tp = {};
+
   std::int64_t head_dim() const { return hidden_size / n_heads; }
-  std::int64_t qkv_width() const { return (n_heads + 2 * n_kv_heads) * head_dim(); }
+  std::int64_t n_local_heads() const { return n_heads / tp.size; }
+  std::int64_t first_local_head() const { return tp.rank * n_local_heads(); }
+  /// Ranks that have the same key and value head, where there are fewer of these than ranks.
+  std::int64_t n_kv_sharers() const { return tp.size > n_kv_heads ? tp.size / n_kv_heads : 1; }
+  std::int64_t n_local_kv_heads() const { return n_kv_heads * n_kv_sharers() / tp.size; }
+  std::int64_t first_local_kv_head() const { return tp.rank / n_kv_sharers() * n_local_kv_heads(); }
+  /// Of this rank's heads together.
+  std::int64_t attention_width() const { return n_local_heads() * head_dim(); }
+  std::int64_t qkv_width() const { return (n_local_heads() + 2 * n_local_kv_heads()) * head_dim(); }
+  std::int64_t local_intermediate_size() const { return intermediate_size / tp.size; }
+  /// Rows of this rank's embedding and head; the last ranks' may be padding.
+  std::int64_t local_vocab_size() const { return (vocab_size + tp.size - 1) / tp.size; }
+  Range local_tokens() const {
+    const std::int64_t begin = std::min(vocab_size, tp.rank * local_vocab_size());
+    return {begin, std::min(vocab_size, begin + local_vocab_size())};
+  }
   bool is_mixture() const { return n_experts > 0; }
   /// How many mlps a token goes through.
   std::int64_t n_active_mlps() const { return is_mixture() ? top_k : 1; }

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <utility>
 
+#include "src/model/tensor_slice.h"
+
 namespace llm {
 namespace {
 
@@ -128,7 +130,8 @@ void SpecList::add_block(std::int64_t layer) {
   add_norm(Role::norm1_weight, {own_name("norm1"), hf_name("ln_1", "input_layernorm")});
   const std::size_t qkv = specs_.size();
   add_linear(Role::qkv_weight, {own_name("qkv"), hf_name("attn.c_attn", "self_attn")},
-             {config_.qkv_width(), c}, initializer_range, config_.qkv_bias);
+             {(config_.n_heads + 2 * config_.n_kv_heads) * config_.head_dim(), c},
+             initializer_range, config_.qkv_bias);
   if (!gpt2_) {
     const std::string prefix = hf_name("", "self_attn");
     split_qkv(specs_[qkv], prefix, "weight");
@@ -210,7 +213,9 @@ std::vector<ParameterSpec> parameters(const ModelConfig& config) {
   specs.add_embedding();
   for (std::int64_t layer = 0; layer < config.n_layers; ++layer) specs.add_block(layer);
   specs.add_head();
-  return specs.take();
+  std::vector<ParameterSpec> all = specs.take();
+  for (ParameterSpec& spec : all) take_slice(config, spec);
+  return all;
 }
 
 bool has_layer(const LayerRanges& ranges, std::int64_t layer) {

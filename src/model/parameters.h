@@ -1,6 +1,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -78,6 +79,18 @@ struct HfPiece {
   bool transposed = false;  ///< GPT-2's Conv1D: (in, out), where the internal tensor is (out, in)
 };
 
+/// The part of a tensor that a tensor-parallel rank has: rows, of which the local ones that no
+/// entry names are padding, and columns.
+struct Slice {
+  struct Rows {
+    Range local;
+    std::int64_t whole_begin;
+  };
+  Shape whole_shape;
+  Range columns;  ///< of the whole; {0, 1} of a vector
+  std::vector<Rows> rows = {};
+};
+
 /// One trained tensor as this program holds it: the weight of a linear layer is (out, in); queries,
 /// keys and values are one tensor of qkv_width() rows, and so are the experts of a mixture: expert
 /// e has the e-th part of the rows of gate, up and down.
@@ -88,12 +101,16 @@ struct ParameterSpec {
   Role role = Role::token_embedding;
   DecayGroup decay = DecayGroup::matrix;
   Init init;
-  std::vector<HfPiece> pieces;  ///< they cover every element exactly once
+  std::vector<HfPiece> pieces;      ///< of the whole tensor: they cover every element exactly once
+  std::optional<Slice> slice = {};  ///< none: this is the whole tensor
+  /// What this rank counts in the norm, and saves: the first so many elements. Of what several
+  /// tensor-parallel ranks have, one counts.
+  std::int64_t n_counted = 0;
   std::int64_t n_elements() const { return shape.n_elements(); }
 };
 
-/// Every parameter once, in model order: embedding, blocks, final norm, head. This is the canonical
-/// order: of norms, of files, of buckets (reversed).
+/// Every parameter once, each as config.tp's rank has it, in model order: embedding, blocks, final
+/// norm, head. This is the canonical order: of norms, of files, of buckets (reversed).
 std::vector<ParameterSpec> parameters(const ModelConfig& config);
 
 /// The layers of a rank, a range for each of its model chunks.

@@ -25,6 +25,11 @@ inline Dropout dropout_at(const ModelConfig& config, const Pass& pass, std::int6
           .site = static_cast<std::int32_t>(site)};
 }
 
+/// x becomes the sum over the tensor-parallel group, of which each rank has computed its part.
+inline void sum_over_group(const Pass& pass, MutView x) {
+  if (pass.sums != nullptr) pass.sums->all_reduce(pass.queue, x);
+}
+
 /// Gives back what was taken from an arena since its construction.
 class ArenaScope {
  public:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/model/tensor_slice.h"
 #include "src/rt/event.h"
 #include "tensor/ops/elementwise.h"
 
@@ -46,39 +47,45 @@ MasterFetcher::MasterFetcher(ControlPlane& control, Transport& transport, Plan p
       state_(state),
       n_asked_(plan_.sources.size(), 0) {
   std::int64_t most = 0;
-  for (const ParameterSpec& spec : parameters(state.config())) {
+  for (const ParameterSpec& spec : parameters(whole_model(state.config()))) {
     most = std::max(most, spec.n_elements());
   }
   memory_ = Storage(most * 4);
+  if (state.config().tp.size > 1) piece_ = Storage(most * 4);
   for (const MasterPieces& source : plan_.sources) {
     servers_.push_back(control.port<MasterRequest>(source.rank, plan_.channel));
   }
 }
 
 Task<> MasterFetcher::fetch(std::size_t canonical) {
-  const ParameterSpec spec = parameters(state_.config())[canonical];
+  const ModelConfig whole = whole_model(state_.config());
+  const ParameterSpec spec = parameters(whole)[canonical];
   parameter_ = memory_.view(Dtype::f32, spec.shape);
   for (std::size_t s = 0; s < plan_.sources.size(); ++s) {
     const MasterPieces& source = plan_.sources[s];
-    const bool is_own = source.rank == transport_.rank();
+    ModelConfig part_of_source = whole;
+    part_of_source.tp = source.tp;
+    const ParameterSpec slice = parameters(part_of_source)[canonical];
     std::int32_t n = 0;
     for (const MasterPieces::Piece& piece : source.pieces) {
       if (piece.canonical != canonical) continue;
       const Range elements = piece.owned.elements;
-      const MutView into = part(parameter_, elements.begin, {elements.size()});
-      if (is_own) {
+      const MutView into = slice.slice ? piece_.view(Dtype::f32, {elements.size()})
+                                       : part(parameter_, elements.begin, {elements.size()});
+      if (source.rank == transport_.rank()) {
         Queue queue;
         copy(queue, state_.master(piece.owned), into);
         queue.finish();
-        continue;
+      } else {
+        if (n == 0) {
+          const MasterRequest request{static_cast<std::int64_t>(canonical)};
+          servers_[s](n_asked_[s]++, request);
+        }
+        Event received(transport_.loop(), wait_piece, static_cast<std::int64_t>(canonical));
+        transport_.receive(source.rank, plan_.tag, header_of(canonical, n++), into, received);
+        co_await received;
       }
-      if (n == 0) {
-        const MasterRequest request{static_cast<std::int64_t>(canonical)};
-        servers_[s](n_asked_[s]++, request);
-      }
-      Event received(transport_.loop(), wait_piece, static_cast<std::int64_t>(canonical));
-      transport_.receive(source.rank, plan_.tag, header_of(canonical, n++), into, received);
-      co_await received;
+      if (slice.slice) scatter(slice, elements, into.as<float>(), parameter_.as<float>());
     }
   }
 }

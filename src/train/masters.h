@@ -15,6 +15,7 @@ namespace llm {
 /// The f32 weights (masters) that a rank of the run owns: which parts of which parameters.
 struct MasterPieces {
   int rank = 0;
+  ModelConfig::TensorParallel tp = {};  ///< the rank's part of each parameter
   struct Piece {
     std::size_t canonical;  ///< index into parameters(config)
     OwnedPiece owned;
@@ -69,6 +70,7 @@ class MasterFetcher {
   std::vector<Port<MasterRequest>> servers_;  // by source
   std::vector<std::int64_t> n_asked_;
   Storage memory_;
+  Storage piece_;  // of a tensor-parallel rank's part
   MutView parameter_;
 };
 

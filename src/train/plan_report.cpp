@@ -172,12 +172,23 @@ std::string recommendation(const Settings& s, std::int64_t ranks_per_node,
 
 }  // namespace
 
+std::string tensor_parallel_warning(const Settings& s, std::int64_t ranks_per_node) {
+  const std::int64_t tp = s.grid.tp;
+  if (tp == 1 || ranks_per_node % tp == 0) return "";
+  return fmt::format(
+      "warning: distributed.tp_size is {}, but nodes have {} rank{}: ranks of different nodes wait "
+      "for each other four times in each block; use a divisor of {}",
+      tp, ranks_per_node, ranks_per_node == 1 ? "" : "s", ranks_per_node);
+}
+
 std::string plan_text(const Settings& s, std::int64_t ranks_per_node, std::int64_t node_bytes) {
   const std::int64_t n_ranks = s.grid.n_ranks();
   const std::int64_t n_nodes = (n_ranks + ranks_per_node - 1) / ranks_per_node;
   std::string text = fmt::format("grid     [dp {}][pp {}][tp {}]: {} rank{} on {} node{} of {}\n",
                                  s.grid.dp, s.grid.pp, s.grid.tp, n_ranks, n_ranks == 1 ? "" : "s",
                                  n_nodes, n_nodes == 1 ? "" : "s", ranks_per_node);
+  const std::string spans = tensor_parallel_warning(s, ranks_per_node);
+  if (!spans.empty()) text += spans + "\n";
   text += batch_text(s);
   text += schedule_text(s);
   text += fmt::format("model    {} parameters in {} tensors, {:.2f} MFLOP a token\n",

@@ -35,6 +35,9 @@ struct StepTraffic {
 StepTraffic stage_traffic(const Settings& settings, int rank);
 StepTraffic step_traffic(const Settings& settings, int rank);
 
+/// One line where the ranks that share each layer are on several nodes; otherwise empty.
+std::string tensor_parallel_warning(const Settings& settings, std::int64_t ranks_per_node);
+
 /// What a rank that gets no memory says: the bytes asked for and held, the plan's ledger, and the
 /// fields that help most.
 std::string out_of_memory_text(const Settings& settings, int rank, std::int64_t bytes_asked_for,

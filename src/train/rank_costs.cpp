@@ -35,11 +35,12 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
   const StateShape shape = state_shape(s, rank);
   const Shard shard = shard_of(layout, shape.n_pieces, shape.piece, norm_chunk_elements);
   const std::string share = shape.n_pieces == 1 ? "" : fmt::format(" of 1/{}", shape.n_pieces);
-  const ComputeLayout read = compute_layout(s.model, layers);
-  const std::string parameters = fmt::format("parameters ({})", name_of(s.model.compute));
+  const ComputeLayout read = compute_layout(model_of(s, rank), layers);
+  const std::string parameters = fmt::format("parameters ({})", name_of(model_of(s, rank).compute));
   if (shape.units.empty()) {
     add(ledger, LedgerKind::weights, parameters, read.n_bytes());
-    add(ledger, LedgerKind::weights, "copy of the tied embedding", borrowed_bytes(s.model, layers));
+    add(ledger, LedgerKind::weights, "copy of the tied embedding",
+        borrowed_bytes(model_of(s, rank), layers));
   } else {
     add(ledger, LedgerKind::weights, parameters + share,
         owned_bytes(layout, read, shape.unit_shape()));
@@ -47,7 +48,7 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
     add(ledger, LedgerKind::weights, fmt::format("parameters of units, {} at a time", slots.size()),
         std::accumulate(slots.begin(), slots.end(), std::int64_t{0}));
   }
-  if (s.model.compute != Dtype::f32) {
+  if (model_of(s, rank).compute != Dtype::f32) {
     add(ledger, LedgerKind::weights, "masters (f32)" + share, shard.n_elements * 4);
   }
   add(ledger, LedgerKind::gradients,
@@ -55,11 +56,11 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
                   s.accumulation == Accumulation::tree ? "tree" : "in sequence",
                   s.zero_stage >= 2 ? ", until summed" : ""),
       n_buffers * flat_bytes);
-  if (s.model.tie_embeddings && rank == embedding_holders(s, rank).owner) {
+  if (model_of(s, rank).tie_embeddings && rank == embedding_holders(s, rank).owner) {
     const int n_extra = n_extra_leaves(compute.accumulation, compute.n_pending_leaves);
     add(ledger, LedgerKind::gradients,
         "gradients of the tied embedding, " + several(n_extra, "microbatch", "es") + " waiting",
-        n_extra * s.model.vocab_size * s.model.hidden_size * 4);
+        n_extra * model_of(s, rank).local_vocab_size() * s.model.hidden_size * 4);
   }
   add(ledger, LedgerKind::moments, "AdamW moments" + share, 2 * shard.n_elements * 4);
   std::int64_t receives = 0;
@@ -68,14 +69,19 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
                                       s.n_reducer_lanes, lane, piece_cuts(s, layout));
   }
   add(ledger, LedgerKind::other, "receives of the gradient reducers", receives);
-  add(ledger, LedgerKind::other, "sums of squares", square_sum_bytes(s.model, layers));
+  if (s.grid.tp > 1) {
+    const int n_sharers = static_cast<int>(model_of(s, rank).n_kv_sharers());
+    add(ledger, LedgerKind::other, "sums of tensor-parallel layers",
+        tensor_sums_bytes(s.grid.tp, n_sharers, tensor_sums_plan(s, rank)));
+  }
+  add(ledger, LedgerKind::other, "sums of squares", square_sum_bytes(model_of(s, rank), layers));
 }
 
 void add_activations(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
                      const DecoderCompute::Plan& compute) {
   const int pp = place_of(s.grid, rank).pp;
   const Schedule& schedule = s.pipeline.schedules[static_cast<std::size_t>(pp)];
-  const ComputeBytes bytes = compute_bytes(s.model, compute);
+  const ComputeBytes bytes = compute_bytes(model_of(s, rank), compute);
   const int n_in_flight = peak_activations(schedule);
   add(ledger, LedgerKind::activations,
       "activations, " + several(n_in_flight, "microbatch", "es") + " in flight",
@@ -88,16 +94,16 @@ void add_activations(std::vector<LedgerEntry>& ledger, const Settings& s, int ra
   add(ledger, LedgerKind::activations, "gradients and activations between stages",
       stage_buffer_bytes(stage_plan(s, rank)));
   add(ledger, LedgerKind::other, "scratch of one layer", bytes.scratch);
-  add(ledger, LedgerKind::other, "table of positions", position_table_bytes(s.model));
+  add(ledger, LedgerKind::other, "table of positions", position_table_bytes(model_of(s, rank)));
 }
 
 /// What the rank's products and attention take beside their operands.
 std::int64_t op_bytes(const Settings& s, int rank) {
-  const ModelConfig& m = s.model;
+  const ModelConfig m = model_of(s, rank);
   const std::int64_t batch = compute_plan(s, rank).largest_microbatch;
   const std::int64_t n = batch * s.seq_len;
   std::vector<OpScratch> products{linear_scratch(m.compute, n, m.hidden_size, m.qkv_width()),
-                                  linear_scratch(m.compute, n, m.hidden_size, m.hidden_size)};
+                                  linear_scratch(m.compute, n, m.attention_width(), m.hidden_size)};
   std::int64_t of_mixture = 0;
   if (m.is_mixture()) {
     const RouterShape router{n, s.seq_len, m.n_experts, m.top_k};
@@ -110,17 +116,18 @@ std::int64_t op_bytes(const Settings& s, int rank) {
                                         m.intermediate_size, m.hidden_size)
                      .thread_bytes;
   } else {
-    products.push_back(linear_scratch(m.compute, n, m.hidden_size, m.intermediate_size));
-    products.push_back(linear_scratch(m.compute, n, m.intermediate_size, m.hidden_size));
+    const std::int64_t width = m.local_intermediate_size();
+    products.push_back(linear_scratch(m.compute, n, m.hidden_size, width));
+    products.push_back(linear_scratch(m.compute, n, width, m.hidden_size));
   }
   if (has_head(s, rank)) {
     const std::int64_t n_rows = std::min(n, head_chunk_rows(m));
-    products.push_back(linear_scratch(m.compute, n_rows, m.hidden_size, m.vocab_size));
+    products.push_back(linear_scratch(m.compute, n_rows, m.hidden_size, m.local_vocab_size()));
   }
   OpScratch most = attention_scratch(m.compute, {.batch = batch,
                                                  .seq_len = s.seq_len,
-                                                 .n_heads = m.n_heads,
-                                                 .n_kv_heads = m.n_kv_heads,
+                                                 .n_heads = m.n_local_heads(),
+                                                 .n_kv_heads = m.n_local_kv_heads(),
                                                  .head_dim = m.head_dim()});
   std::int64_t of_product = 0;
   for (const OpScratch& product : products) {
@@ -151,10 +158,10 @@ namespace {
 
 /// A tied embedding's new values, to the rank that embeds with it.
 void count_table(StepTraffic& traffic, const Settings& s, int rank) {
-  const auto element_bytes = static_cast<std::int64_t>(size_of(s.model.compute));
+  const auto element_bytes = static_cast<std::int64_t>(size_of(model_of(s, rank).compute));
   if (!s.shares_parameters()) {
     ++traffic.n_tensor_messages;
-    traffic.n_bytes += s.model.vocab_size * s.model.hidden_size * element_bytes;
+    traffic.n_bytes += model_of(s, rank).local_vocab_size() * s.model.hidden_size * element_bytes;
     return;
   }
   const StateShape shape = state_shape(s, rank);
@@ -173,7 +180,7 @@ StepTraffic stage_traffic(const Settings& s, int rank) {
   StepTraffic traffic;
   const Stage::Plan plan = stage_plan(s, rank);
   const std::int64_t row_bytes =
-      s.model.hidden_size * static_cast<std::int64_t>(size_of(s.model.compute));
+      model_of(s, rank).hidden_size * static_cast<std::int64_t>(size_of(model_of(s, rank).compute));
   const std::int64_t step_rows = s.seq_len * s.partition.global_batch() / s.partition.dp;
   const auto send_step = [&] {  // of every microbatch
     traffic.n_tensor_messages += s.partition.n_microbatches();
@@ -189,13 +196,13 @@ StepTraffic stage_traffic(const Settings& s, int rank) {
     if (is_elsewhere(stage - 1)) send_step();  // their gradients
   }
   const EmbeddingHolders holders = embedding_holders(s, rank);
-  if (s.model.tie_embeddings && holders.owner != holders.copy) {
+  if (model_of(s, rank).tie_embeddings && holders.owner != holders.copy) {
     if (rank == holders.copy) send_step();
     if (rank == holders.owner) count_table(traffic, s, rank);
   }
   // Sums of squares, to the other ranks of the pipeline.
   const auto n_owned =
-      static_cast<std::int64_t>(owned_parameters(s.model, layers_of(s, rank)).size());
+      static_cast<std::int64_t>(owned_parameters(model_of(s, rank), layers_of(s, rank)).size());
   traffic.n_tensor_messages += s.grid.pp - 1;
   traffic.n_bytes += (s.grid.pp - 1) * n_owned * 8;
   return traffic;
@@ -243,7 +250,7 @@ void count_gathers(StepTraffic& traffic, const Settings& s, int rank, const Flat
       count(traffic, round.sends, 1);
     }
   };
-  const ComputeLayout compute = compute_layout(s.model, layers_of(s, rank));
+  const ComputeLayout compute = compute_layout(model_of(s, rank), layers_of(s, rank));
   if (!s.shares_parameters()) {
     for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
       count_gather(compute_cuts(layout, compute, b, s.grid.dp));
@@ -256,6 +263,52 @@ void count_gathers(StepTraffic& traffic, const Settings& s, int rank, const Flat
       count_gather(part.cuts);
     }
   }
+}
+
+/// What the ranks that share each layer do together, and their sums of squares.
+void count_tensor_sums(StepTraffic& traffic, const Settings& s, int rank) {
+  const ModelConfig m = model_of(s, rank);
+  const int tp = s.grid.tp;
+  const auto count_reduce = [&](int member, int size, std::int64_t n_elements) {
+    const CollectiveForm form = best_form(size);
+    const CollectiveShape shape{member, size,
+                                even_cuts(n_elements, size, FlatLayout::alignment_elements)};
+    for (const ReduceRound& round : reduce_scatter_plan(form, shape).rounds) {
+      count(traffic, round.sends, 4);
+    }
+    for (const GatherRound& round : all_gather_plan(form, shape)) count(traffic, round.sends, 4);
+  };
+  // A block's two halves forward and back, the first again where it is recomputed; the embedding's
+  // rows; and the head's statistics and gradient.
+  std::int64_t n_blocks = 0;
+  bool has_embedding = false;
+  for (const Range& layers : layers_of(s, rank)) {
+    n_blocks += std::min(layers.end, m.n_layers) - std::max<std::int64_t>(layers.begin, 0);
+    has_embedding |= has_layer({layers}, embedding_layer);
+  }
+  const bool head = has_head(s, rank);
+  const std::int64_t n_sums =
+      n_blocks * (s.recompute_blocks ? 5 : 4) + (has_embedding ? 1 : 0) + (head ? 1 : 0);
+  for (const std::int64_t samples : s.partition.microbatch_samples) {
+    const std::int64_t n = samples * s.seq_len;
+    for (std::int64_t i = 0; i < n_sums * s.partition.n_accumulation_steps; ++i) {
+      count_reduce(m.tp.rank, tp, n * m.hidden_size);
+    }
+    if (!head) continue;
+    const std::int64_t n_chunks = (n + head_chunk_rows(m) - 1) / head_chunk_rows(m);
+    traffic.n_tensor_messages += s.partition.n_accumulation_steps * n_chunks * (tp - 1);
+    traffic.n_bytes += s.partition.n_accumulation_steps * n * 2 * 4 * (tp - 1);
+  }
+  if (m.n_kv_sharers() > 1) {
+    const auto size = static_cast<int>(m.n_kv_sharers());
+    const std::int64_t n_rows = m.qkv_width() - m.attention_width();
+    for (std::int64_t block = 0; block < n_blocks; ++block) {
+      count_reduce(m.tp.rank % size, size, n_rows * m.hidden_size);
+      if (m.qkv_bias) count_reduce(m.tp.rank % size, size, n_rows);
+    }
+  }
+  traffic.n_tensor_messages += tp - 1;
+  traffic.n_bytes += (tp - 1) * static_cast<std::int64_t>(parameters(m).size()) * 8;
 }
 
 /// The sums of squares of owned chunks.
@@ -277,12 +330,13 @@ void count_squares(StepTraffic& traffic, const Settings& s, int rank, const Flat
 
 StepTraffic step_traffic(const Settings& s, int rank) {
   StepTraffic traffic = stage_traffic(s, rank);
-  const bool tells_losses = rank != 0 && has_head(s, rank);
+  const bool tells_losses = rank != 0 && tells_loss(s, rank);
   traffic.n_control_messages = s.grid.n_ranks() - 1 +
                                (tells_losses ? s.partition.n_microbatches() : 0) +
-                               (rank != 0 && s.model.is_mixture() ? 1 : 0);
+                               (rank != 0 && model_of(s, rank).is_mixture() ? 1 : 0);
   const FlatLayout layout = layout_of(s, rank);
   count_reductions(traffic, s, place_of(s.grid, rank).dp, layout);
+  if (s.grid.tp > 1) count_tensor_sums(traffic, s, rank);
   if (s.zero_stage == 0) return traffic;
   count_gathers(traffic, s, rank, layout);
   count_squares(traffic, s, rank, layout);

@@ -19,6 +19,12 @@ const Schedule& schedule_of(const Settings& settings, int rank) {
 
 }  // namespace
 
+ModelConfig model_of(const Settings& settings, int rank) {
+  ModelConfig model = settings.model;
+  model.tp = {.size = settings.grid.tp, .rank = place_of(settings.grid, rank).tp};
+  return model;
+}
+
 LayerRanges layers_of(const Settings& settings, int rank) {
   const int pp = place_of(settings.grid, rank).pp;
   LayerRanges ranges;
@@ -43,13 +49,13 @@ std::vector<int> pieces_of_ranks(const Settings& settings) {
 }
 
 std::vector<Unit> units_of(const Settings& settings, int rank) {
-  const std::vector<ParameterSpec> specs = parameters(settings.model);
+  const std::vector<ParameterSpec> specs = parameters(model_of(settings, rank));
   const LayerRanges ranges = layers_of(settings, rank);
   std::map<std::int64_t, std::int64_t> n_parameters;  // by layer
-  for (const std::size_t i : owned_parameters(settings.model, ranges)) {
+  for (const std::size_t i : owned_parameters(model_of(settings, rank), ranges)) {
     n_parameters[specs[i].layer] += specs[i].n_elements();
   }
-  if (borrows_embedding(settings.model, ranges)) {
+  if (borrows_embedding(model_of(settings, rank), ranges)) {
     n_parameters[embedding_layer] += specs.front().n_elements();
   }
   std::vector<LayerParameters> layers;
@@ -59,7 +65,7 @@ std::vector<Unit> units_of(const Settings& settings, int rank) {
 
 FlatLayout layout_of(const Settings& settings, int rank) {
   return model_layout(
-      settings.model, layers_of(settings, rank), settings.bucket_bytes,
+      model_of(settings, rank), layers_of(settings, rank), settings.bucket_bytes,
       settings.shares_parameters() ? units_of(settings, rank) : std::vector<Unit>{});
 }
 
@@ -68,12 +74,12 @@ namespace {
 /// Of the rank that embeds with a tied table which another one updates.
 BorrowedTable borrowed_table(const Settings& settings, int rank) {
   BorrowedTable table;
-  if (!borrows_embedding(settings.model, layers_of(settings, rank))) return table;
+  if (!borrows_embedding(model_of(settings, rank), layers_of(settings, rank))) return table;
   const FlatLayout owners = layout_of(settings, embedding_holders(settings, rank).owner);
   // The first parameter of all is the last of the layout, which is in reversed order.
   const auto tensor = static_cast<std::int64_t>(owners.tensors.size()) - 1;
   table.unit = unit_of(units_of(settings, rank), embedding_layer);
-  table.element_bytes = static_cast<std::int64_t>(size_of(settings.model.compute));
+  table.element_bytes = static_cast<std::int64_t>(size_of(model_of(settings, rank).compute));
   table.cuts = tensor_cuts(owners, tensor, settings.grid.dp, norm_chunk_elements);
   return table;
 }
@@ -99,9 +105,10 @@ std::vector<std::vector<int>> units_read(const Settings& settings, const std::ve
 UsePlan use_plan(const Settings& settings, int rank) {
   UsePlan plan;
   const std::vector<Unit> units = units_of(settings, rank);
-  const UnitLayout layout = unit_layout(layout_of(settings, rank),
-                                        compute_layout(settings.model, layers_of(settings, rank)),
-                                        state_shape(settings, rank).unit_shape());
+  const UnitLayout layout =
+      unit_layout(layout_of(settings, rank),
+                  compute_layout(model_of(settings, rank), layers_of(settings, rank)),
+                  state_shape(settings, rank).unit_shape());
   const auto list_of = [&](std::vector<std::int64_t> layers) {
     GatherPlan gathers =
         plan_gathers(units_read(settings, units, layers), layout.n_bytes, settings.gather_policy);
@@ -112,13 +119,13 @@ UsePlan use_plan(const Settings& settings, int rank) {
   for (int flush = 0; flush < settings.partition.n_accumulation_steps; ++flush) {
     for (const Action action : schedule_of(settings, rank)) {
       const Range of_chunk = chunks[static_cast<std::size_t>(action.chunk)];
-      const auto read = layers_read(settings.model, of_chunk, action.kind);
+      const auto read = layers_read(model_of(settings, rank), of_chunk, action.kind);
       layers.insert(layers.end(), read.begin(), read.end());
     }
   }
   plan.step = list_of(std::move(layers));
   for (const Range& chunk : chunks) {
-    plan.chunks.push_back(list_of(layers_validated(settings.model, chunk)));
+    plan.chunks.push_back(list_of(layers_validated(model_of(settings, rank), chunk)));
   }
   plan.validation = settings.validation;
   plan.n_steps = settings.n_steps;
@@ -179,15 +186,15 @@ Stage::Plan stage_plan(const Settings& settings, int rank) {
   plan.n_gradient_buffers =
       settings.pipeline.n_ranks == 1 ? buffers.gradients : buffers.gradients + 1;
   plan.n_embedding_gradients = compute_plan(settings, rank).n_pending_leaves;
-  plan.has_routers = settings.model.is_mixture();
-  plan.tied = settings.model.tie_embeddings;
+  plan.has_routers = model_of(settings, rank).is_mixture();
+  plan.tied = model_of(settings, rank).tie_embeddings;
   plan.microbatch_samples = partition.microbatch_samples;
   plan.n_accumulation_steps = partition.n_accumulation_steps;
   plan.first_microbatch = place.dp * partition.n_microbatches();
   plan.n_global_microbatches = partition.n_global_microbatches();
   plan.seq_len = settings.seq_len;
-  plan.width = settings.model.hidden_size;
-  plan.dtype = settings.model.compute;
+  plan.width = model_of(settings, rank).hidden_size;
+  plan.dtype = model_of(settings, rank).compute;
   plan.n_steps = settings.n_steps;
   plan.validation = settings.validation;
   plan.validation_microbatches = settings.validation.microbatches(place.dp, settings.grid.dp);
@@ -217,27 +224,63 @@ DecoderCompute::Plan compute_plan(const Settings& settings, int rank) {
   return plan;
 }
 
+namespace {
+
+/// What the rank owns and counts.
+MasterPieces master_pieces_of(const Settings& settings, int rank) {
+  MasterPieces source;
+  source.rank = rank;
+  const ModelConfig model = model_of(settings, rank);
+  source.tp = model.tp;
+  const StateShape shape = state_shape(settings, rank);
+  const std::vector<std::size_t> canonical = owned_parameters(model, shape.ranges);
+  const std::vector<ParameterSpec> specs = parameters(model);
+  const Shard shard =
+      shard_of(layout_of(settings, rank), shape.n_pieces, shape.piece, norm_chunk_elements);
+  for (const std::vector<OwnedPiece>& pieces : shard.pieces) {
+    for (OwnedPiece piece : pieces) {
+      const std::size_t spec =
+          canonical[canonical.size() - 1 - static_cast<std::size_t>(piece.tensor)];
+      piece.elements.end = std::min(piece.elements.end, specs[spec].n_counted);
+      if (!piece.elements.empty()) source.pieces.push_back({spec, piece});
+    }
+  }
+  return source;
+}
+
+}  // namespace
+
 std::vector<MasterPieces> master_pieces(const Settings& settings) {
   std::vector<MasterPieces> sources;
   const std::size_t n_members = pieces_of_ranks(settings).size();
-  for (const int first : pipeline_group(settings.grid, 0)) {
-    const std::vector<int> members = data_parallel_group(settings.grid, first);
-    for (std::size_t member = 0; member < n_members; ++member) {
-      MasterPieces& source = sources.emplace_back();
-      source.rank = members[member];
-      const StateShape shape = state_shape(settings, source.rank);
-      const FlatLayout layout = layout_of(settings, source.rank);
-      const std::vector<std::size_t> canonical = owned_parameters(settings.model, shape.ranges);
-      const Shard shard = shard_of(layout, shape.n_pieces, shape.piece, norm_chunk_elements);
-      for (const std::vector<OwnedPiece>& pieces : shard.pieces) {
-        for (const OwnedPiece& piece : pieces) {
-          const std::size_t spec = canonical.size() - 1 - static_cast<std::size_t>(piece.tensor);
-          source.pieces.push_back({canonical[spec], piece});
-        }
+  for (const int stage : pipeline_group(settings.grid, 0)) {
+    for (const int first : tensor_group(settings.grid, stage)) {
+      const std::vector<int> members = data_parallel_group(settings.grid, first);
+      for (std::size_t member = 0; member < n_members; ++member) {
+        sources.push_back(master_pieces_of(settings, members[member]));
       }
     }
   }
   return sources;
+}
+
+std::vector<int> kv_group(const Settings& settings, int rank) {
+  const int n_sharers = static_cast<int>(model_of(settings, rank).n_kv_sharers());
+  const std::vector<int> all = tensor_group(settings.grid, rank);
+  const int first = place_of(settings.grid, rank).tp / n_sharers * n_sharers;
+  return {all.begin() + first, all.begin() + first + n_sharers};
+}
+
+TensorSums::Plan tensor_sums_plan(const Settings& settings, int rank) {
+  const ModelConfig model = model_of(settings, rank);
+  TensorSums::Plan plan;
+  plan.max_elements =
+      compute_plan(settings, rank).largest_microbatch * settings.seq_len * model.hidden_size;
+  if (model.n_kv_sharers() > 1) {
+    plan.max_kv_elements = (model.qkv_width() - model.attention_width()) * model.hidden_size;
+  }
+  plan.is_low = model.compute != Dtype::f32;
+  return plan;
 }
 
 EmbeddingHolders embedding_holders(const Settings& settings, int rank) {
@@ -251,11 +294,15 @@ EmbeddingHolders embedding_holders(const Settings& settings, int rank) {
 
 bool reads_tokens(const Settings& settings, int rank) {
   const EmbeddingHolders holders = embedding_holders(settings, rank);
-  return rank == holders.copy || (settings.model.tie_embeddings && rank == holders.owner);
+  return rank == holders.copy || (model_of(settings, rank).tie_embeddings && rank == holders.owner);
 }
 
 bool has_head(const Settings& settings, int rank) {
   return rank == embedding_holders(settings, rank).owner;
+}
+
+bool tells_loss(const Settings& settings, int rank) {
+  return has_head(settings, rank) && place_of(settings.grid, rank).tp == 0;
 }
 
 bool reads_labels(const Settings& settings, int rank) {

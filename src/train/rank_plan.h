@@ -1,6 +1,7 @@
 #pragma once
 #include "actors/decoder_compute.h"
 #include "actors/stage.h"
+#include "actors/tensor_sums.h"
 #include "actors/unit_gatherer.h"
 #include "schedules/collective.h"
 #include "src/train/masters.h"
@@ -11,6 +12,8 @@ namespace llm {
 /// The parts of the settings that one rank's actors carry out, as plans; the trainer builds actors
 /// from them, --plan counts their memory.
 
+/// The model with the rank's part of each layer.
+ModelConfig model_of(const Settings& settings, int rank);
 /// The layers of the rank's chunks.
 LayerRanges layers_of(const Settings& settings, int rank);
 /// The units of the rank's parameters, a borrowed table's with the embedding; whatever zero_stage
@@ -30,6 +33,13 @@ std::vector<std::vector<std::int64_t>> piece_cuts(const Settings& settings,
 Stage::Plan stage_plan(const Settings& settings, int rank);
 DecoderCompute::Plan compute_plan(const Settings& settings, int rank);
 
+/// The ranks of the tensor-parallel group with the same key heads.
+std::vector<int> kv_group(const Settings& settings, int rank);
+/// But for the tag; of a rank of a group of several.
+TensorSums::Plan tensor_sums_plan(const Settings& settings, int rank);
+
+/// Whether the rank reports the losses of its microbatches: one of those that have the head.
+bool tells_loss(const Settings& settings, int rank);
 /// Which rank has which masters: each element once.
 std::vector<MasterPieces> master_pieces(const Settings& settings);
 

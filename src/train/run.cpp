@@ -223,7 +223,9 @@ class Run {
     warn_of_few_cores();
     if (session_.rank() != 0) return;
     const std::string warning = bubble_warning(start_.settings);
-    for (const std::string& text : {warning, unit_warning(start_.settings)}) {
+    for (const std::string& text :
+         {warning, unit_warning(start_.settings),
+          tensor_parallel_warning(start_.settings, session_.ranks_per_node())}) {
       if (!text.empty()) fmt::print(stderr, "{}\n", text);
     }
     const LoggingConfig& logging = start_.loaded.config.logging;
@@ -276,7 +278,8 @@ class Run {
 
   int finish(Loop& loop, Trainer& trainer) {
     const bool stopped = trainer.stopped();
-    const bool has_all = start_.settings.grid.pp == 1 && start_.settings.zero_stage == 0;
+    const Settings& s = start_.settings;
+    const bool has_all = s.grid.pp == 1 && s.grid.tp == 1 && s.zero_stage == 0;
     if (session_.rank() == 0) {
       const bool quiet = start_.loaded.config.logging.progress == "off";
       const bool says_sample = !quiet && !stopped;
@@ -324,7 +327,7 @@ class Run {
         std::memcpy(whole.parameter(i).data(), value.data(),
                     static_cast<std::size_t>(value.n_bytes()));
       }
-      say_sample(trainer.decoder(), whole.values());
+      say_sample(Decoder(start_.settings.model), whole.values());
     } else if (says_sample) {
       progress_->say("no sample: the model's parts are on several ranks");
     }

@@ -6,6 +6,7 @@
 #include "src/base/file.h"
 #include "src/config/checks.h"
 #include "src/config/rules.h"
+#include "src/train/rank_plan.h"
 
 namespace llm {
 namespace {
@@ -166,6 +167,7 @@ Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool ha
   settings.grid = {.dp = static_cast<int>(grid.dp),
                    .pp = static_cast<int>(grid.pp),
                    .tp = static_cast<int>(grid.tp)};
+  check(model_of(settings, 0));
   const BatchPlan batch = resolve_batch(loaded, grid.dp);
   settings.partition = {.microbatch_samples = batch.microbatch_samples,
                         .n_accumulation_steps = static_cast<int>(batch.n_accumulation_steps),

@@ -22,6 +22,8 @@ constexpr int squares_tag = 8;
 constexpr int embedding_tag = 9;
 constexpr int parameter_tag = 10;
 constexpr int chunks_tag = 11;
+constexpr int tensor_squares_tag = 12;
+constexpr int tensor_tag = 13;
 constexpr int gather_tag = 2048;
 constexpr int n_gather_tags = 1024;
 
@@ -40,13 +42,15 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
       control_(transport),
       data_parallel_(transport, data_parallel_group(settings.grid, transport.rank())),
       pipeline_(transport, pipeline_group(settings.grid, transport.rank())),
+      tensor_(transport, tensor_group(settings.grid, transport.rank())),
+      kv_(transport, kv_group(settings, transport.rank())),
       place_(place_of(settings.grid, transport.rank())),
       pool_(settings.threads_per_rank),
       compute_(Device::cpu, &pool_),
       compute_poller_(compute_, 1),
       reductions_poller_(reductions_, reduction_tiles_per_poll),
-      decoder_(settings.model),
-      state_(settings.model, state_shape(settings, transport.rank())) {
+      decoder_(model_of(settings, transport.rank())),
+      state_(decoder_.config(), state_shape(settings, transport.rank())) {
   if (inputs_.initial_values) {
     state_.initialize(inputs_.initial_values);
   } else {
@@ -103,7 +107,7 @@ void Trainer::make_reducers() {
 std::vector<std::vector<std::size_t>> Trainer::parameters_by_rank() const {
   std::vector<std::vector<std::size_t>> by_rank;
   for (const int rank : pipeline_.ranks) {
-    by_rank.push_back(owned_parameters(settings_.model, layers_of(settings_, rank)));
+    by_rank.push_back(owned_parameters(decoder_.config(), layers_of(settings_, rank)));
   }
   return by_rank;
 }
@@ -181,7 +185,9 @@ void Trainer::make_optimizer() {
   squares.piece_by_member = pieces_of_ranks(settings_);
   squares.chunks_tag = chunks_tag;
   squares.parameters_tag = squares_tag;
-  squares_ = std::make_unique<SquareSums>(pipeline_, data_parallel_, std::move(squares), state_);
+  squares.tensor_tag = tensor_squares_tag;
+  squares_ =
+      std::make_unique<SquareSums>(pipeline_, data_parallel_, tensor_, std::move(squares), state_);
   optimizer_ = std::make_unique<OptimizerShard>(
       loop_, reductions_, compute_, std::move(plan), state_, *squares_,
       OptimizerShard::Outbox{std::move(updated),
@@ -229,6 +235,13 @@ void Trainer::make_gatherer() {
       })});
 }
 
+Port<LossReport> Trainer::loss_port(int channel) {
+  if (tells_loss(settings_, transport_.rank())) {
+    return control_.port<LossReport>(metrics_rank, channel);
+  }
+  return Port<LossReport>([](std::int64_t, LossReport) {});
+}
+
 void Trainer::make_stage() {
   const int rank = transport_.rank();
   const Port<Ready> grads_ready([this](std::int64_t key, Ready ready) {
@@ -236,14 +249,19 @@ void Trainer::make_stage() {
     const std::int64_t lane = key % n_buckets % settings_.n_reducer_lanes;
     reducers_[static_cast<std::size_t>(lane)]->grads_ready().put(key, ready);
   });
+  if (settings_.grid.tp > 1) {
+    TensorSums::Plan plan = tensor_sums_plan(settings_, rank);
+    plan.tag = tensor_tag;
+    tensor_sums_ = std::make_unique<TensorSums>(tensor_, kv_, reductions_, plan);
+  }
   ParameterSource* parameters = gathered_.get();
   if (unit_gatherer_) parameters = unit_gatherer_.get();
-  stage_compute_ = std::make_unique<DecoderCompute>(compute_, compute_plan(settings_, rank),
-                                                    decoder_, state_, grads_ready, parameters);
+  stage_compute_ =
+      std::make_unique<DecoderCompute>(compute_, compute_plan(settings_, rank), decoder_, state_,
+                                       grads_ready, parameters, tensor_sums_.get());
   stage_ = std::make_unique<Stage>(
       transport_, compute_, stage_plan(settings_, rank), *stage_compute_,
-      Stage::Outbox{control_.port<LossReport>(metrics_rank, channel_loss),
-                    control_.port<LossReport>(metrics_rank, channel_validation_loss),
+      Stage::Outbox{loss_port(channel_loss), loss_port(channel_validation_loss),
                     Port<Ready>([this](std::int64_t key, Ready ready) {
                       validation_feed_->wanted().put(key, ready);
                     }),
@@ -270,7 +288,7 @@ void Trainer::make_feeds() {
                                                 .n_ranks = settings_.grid.n_ranks(),
                                                 .has_tokens = reads_tokens(settings_, rank),
                                                 .has_labels = reads_labels(settings_, rank),
-                                                .counts_labels = has_head(settings_, rank),
+                                                .counts_labels = tells_loss(settings_, rank),
                                                 .first_step = 0,
                                                 .n_steps = settings_.n_steps},
                                  *inputs_.train, inputs_.stop_requested,
@@ -320,6 +338,7 @@ void Trainer::start() {
   data_feed_->parameters_updated().put(0, initial);
   loop_.spawn("data_feed", data_feed_->run());
   stage_->spawn();
+  if (tensor_sums_) loop_.spawn_background("tensor_sums", tensor_sums_->run());
   if (gatherer_) loop_.spawn("parameter_gatherer", gatherer_->run());
   if (unit_gatherer_) loop_.spawn("unit_gatherer", unit_gatherer_->run());
   if (tied_embedding_) loop_.spawn("tied_embedding", tied_embedding_->run());

@@ -12,6 +12,7 @@
 #include "actors/parameter_gatherer.h"
 #include "actors/square_sums.h"
 #include "actors/stage.h"
+#include "actors/tensor_sums.h"
 #include "actors/tied_embedding.h"
 #include "actors/unit_gatherer.h"
 #include "src/comm/control.h"
@@ -66,6 +67,7 @@ class Trainer {
   bool gathers_once_a_step() const;
   void make_gatherer();
   void make_unit_gatherer();
+  Port<LossReport> loss_port(int channel);
   void make_stage();
   void make_feeds();
   void make_master_server();
@@ -79,6 +81,8 @@ class Trainer {
   ControlPlane control_;
   Group data_parallel_;
   Group pipeline_;
+  Group tensor_;
+  Group kv_;  // those of tensor_ with the same key heads
   const GridPlace place_;
   ThreadPool pool_;  // for compute_
   Queue compute_;
@@ -94,6 +98,7 @@ class Trainer {
   std::unique_ptr<GatheredParameters> gathered_;  // where ranks own a piece each
   std::unique_ptr<ParameterGatherer> gatherer_;
   std::unique_ptr<UnitGatherer> unit_gatherer_;  // where parameters too are shared out
+  std::unique_ptr<TensorSums> tensor_sums_;      // where ranks share each layer
   std::unique_ptr<DecoderCompute> stage_compute_;
   std::unique_ptr<Stage> stage_;
   std::unique_ptr<TiedEmbedding> tied_embedding_;  // where two ranks hold one

@@ -60,7 +60,7 @@ class GroupCopy {
  public:
   GroupCopy(const AttentionShape& whole, std::int64_t sample, Range heads)
       : whole_(whole),
-        group_{1, whole.seq_len, heads.size(), 1, whole.head_dim},
+        group_{1, whole.seq_len, heads.size(), 1, whole.head_dim, 0},
         sample_(sample),
         heads_(heads),
         kv_head_(heads.begin / HeadColumns(whole).group_size()) {}
@@ -133,9 +133,10 @@ void forward_tile(const Forward& v, std::int64_t sample, std::int64_t head) {
   float* qkv = copy_scratch(seq_len * (group.shape().qkv_width() + group.out_width()));
   float* out = qkv + seq_len * group.shape().qkv_width();
   group.read_qkv(v.qkv, qkv);
-  fast::attention_forward({group.shape(), qkv, group.dropout(v.dropout), out,
-                           v.log_sum_exp.as<float>() + group.statistics(), head},
-                          0, 0);
+  fast::attention_forward(
+      {group.shape(), qkv, group.dropout(v.dropout), out,
+       v.log_sum_exp.as<float>() + group.statistics(), v.shape.first_head + head},
+      0, 0);
   group.write_out(out, v.out);
 }
 
@@ -153,7 +154,7 @@ void backward_tile(const Backward& v, std::int64_t sample, std::int64_t kv_head)
   group.read_out(v.out, out);
   group.read_out(v.dout, dout);
   fast::attention_backward({group.shape(), qkv, out, v.log_sum_exp.as<float>() + group.statistics(),
-                            dout, group.dropout(v.dropout), dqkv, heads.begin},
+                            dout, group.dropout(v.dropout), dqkv, v.shape.first_head + heads.begin},
                            0, 0);
   group.write_qkv(dqkv, v.dqkv);
 }
@@ -195,7 +196,8 @@ void attention_forward(Queue& queue, AttentionShape shape, View qkv, const Dropo
     const std::int64_t head = tile % shape.n_heads;
     if (!in_bf16) return forward_tile(views, sample, head);
     bf16::attention_forward(
-        {shape, qkv.as<Bf16>(), dropout, out.as<Bf16>(), log_sum_exp.as<float>()}, sample, head);
+        {shape, qkv.as<Bf16>(), dropout, out.as<Bf16>(), log_sum_exp.as<float>(), shape.first_head},
+        sample, head);
   });
 }
 
@@ -214,7 +216,7 @@ void attention_backward(Queue& queue, AttentionShape shape, View qkv, View out, 
     const std::int64_t kv_head = tile % shape.n_kv_heads;
     if (!in_bf16) return backward_tile(views, sample, kv_head);
     bf16::attention_backward({shape, qkv.as<Bf16>(), out.as<Bf16>(), log_sum_exp.as<float>(),
-                              dout.as<Bf16>(), dropout, dqkv.as<Bf16>()},
+                              dout.as<Bf16>(), dropout, dqkv.as<Bf16>(), shape.first_head},
                              sample, kv_head);
   });
 }

@@ -15,6 +15,7 @@ struct AttentionShape {
   std::int64_t n_heads;
   std::int64_t n_kv_heads;
   std::int64_t head_dim;
+  std::int64_t first_head = 0;  ///< what dropout calls head 0, where other ranks have others
   std::int64_t qkv_width() const { return (n_heads + 2 * n_kv_heads) * head_dim; }
   std::int64_t n_tokens() const { return batch * seq_len; }
 };

@@ -53,7 +53,7 @@ class Update {
         state_(options.model, 2048, 1),
         network_(rig_.loop, 1, 0),
         alone_(network_.rank(0), {0}),
-        squares_(alone_, alone_, {.parameters_by_rank = {state_.canonical()}}, state_),
+        squares_(alone_, alone_, alone_, {.parameters_by_rank = {state_.canonical()}}, state_),
         optimizer_(rig_.loop, rig_.queue, rig_.queue, plan_of(options), state_, squares_,
                    {updated_.port(), report_.port()}) {
     fill(values_of(state_), 1);

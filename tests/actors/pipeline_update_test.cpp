@@ -66,11 +66,13 @@ class PipelineUpdate {
     Rank(Transport& transport, const LayerRanges& ranges, const SquareSums::Plan& plan)
         : poller(queue, 1),
           pipeline(transport, {0, 1}),
+          alone(transport, {transport.rank()}),
           state(four_blocks(), StateShape{.ranges = ranges, .bucket_bytes = 2048}),
-          squares(pipeline, pipeline, plan, state) {}
+          squares(pipeline, pipeline, alone, plan, state) {}
     Queue queue;
     QueuePoller poller;
     Group pipeline;
+    Group alone;
     ModelState state;
     SquareSums squares;
     Sent<ParametersUpdated> updated;

@@ -79,7 +79,7 @@ class Update {
           group(transport, ranks),
           alone(transport, {transport.rank()}),
           state(parity_gpt2(), shape_of(group, is_sharded)),
-          squares(alone, group, squares_of(group, state, is_sharded), state) {}
+          squares(alone, group, alone, squares_of(group, state, is_sharded), state) {}
     static int piece_of(const Group& group, int member) {
       return piece_of_rank(best_form(group.size()), member, group.size());
     }

@@ -68,8 +68,9 @@ Settings settings_of(std::map<std::string, std::string>& options, int n_ranks) {
                      static_cast<std::size_t>(std::stoi(options["microbatches"])),
                      std::stoll(options["batch"])),
                  .n_accumulation_steps = 1,
-                 .dp = n_ranks / std::stoi(options["pp"])};
+                 .dp = n_ranks / std::stoi(options["pp"]) / std::stoi(options["tp"])};
   s.grid.dp = s.partition.dp;
+  s.grid.tp = std::stoi(options["tp"]);
   s.model.compute = options["dtype"] == "bf16"  ? Dtype::bf16
                     : options["dtype"] == "f16" ? Dtype::f16
                                                 : Dtype::f32;
@@ -160,12 +161,12 @@ void train(Options& options, Loop& loop, Transport& transport, bool shares_memor
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options{{"model", "10m"},      {"batch", "8"},   {"seq", "256"},
-                  {"microbatches", "1"}, {"steps", "8"},   {"warm", "2"},
-                  {"threads", "1"},      {"dtype", "f32"}, {"accumulation", "tree"},
-                  {"trace", ""},         {"pp", "1"},      {"schedule", "1f1b"},
-                  {"recompute", "0"},    {"zero", "0"},    {"shared", "1"},
-                  {"units", "1"},        {"ahead", "1"},   {"reshard", "1"}};
+  Options options{
+      {"model", "10m"},         {"batch", "8"},   {"seq", "256"},   {"microbatches", "1"},
+      {"steps", "8"},           {"warm", "2"},    {"threads", "1"}, {"dtype", "f32"},
+      {"accumulation", "tree"}, {"trace", ""},    {"pp", "1"},      {"schedule", "1f1b"},
+      {"recompute", "0"},       {"zero", "0"},    {"shared", "1"},  {"units", "1"},
+      {"ahead", "1"},           {"reshard", "1"}, {"tp", "1"}};
   for (int i = 1; i < argc; ++i) {
     const std::string text = argv[i];
     const std::size_t equal = text.find('=');

@@ -65,12 +65,13 @@ class Plans(program.ProgramTest):
             for ranks in (1, 2, 4, 8):
                 with self.subTest(config=config.name, ranks=ranks):
                     yaml = config.read_text()
-                    size = int((re.search(r"^  pp_size: (\d+)", yaml, re.M) or [0, 0])[1])
-                    if size and ranks % size:
+                    pp_size, tp = (int((re.search(rf"^  {name}: (\d+)", yaml, re.M) or [0, default])[1])
+                                   for name, default in (("pp_size", 0), ("tp_size", 1)))
+                    if ranks % ((pp_size or 1) * tp):
                         continue
-                    pp = size or (ranks if "parallel_strategy: pp" in yaml else 1)
+                    pp = pp_size or (ranks if "parallel_strategy: pp" in yaml else 1)
                     text = self.plan("--config-path", config, "--ranks", ranks)
-                    self.assertIn(f"grid     [dp {ranks // pp}][pp {pp}][tp 1]: {ranks} rank", text)
+                    self.assertIn(f"grid     [dp {ranks // pp // tp}][pp {pp}][tp {tp}]: {ranks} rank", text)
                     for title in ["batch ", "stage ", "model ", "layers\n", "buckets ", "bytes per rank\n",
                                   "messages per step\n"]:
                         self.assertIn(title, text)

@@ -130,9 +130,9 @@ class Refusals(program.ProgramTest):
     def test_other_variables_of_the_prefix_are_left_alone(self):
         self.train("run", env={"LLM_HOME": "somewhere", "LLM_API_KEY": "1"})
 
-    def test_a_strategy_of_later_is_refused_on_two_ranks(self):
-        self.check(78, ["distributed.parallel_strategy", "tp", "2 ranks", "ddp"],
-                   self.configuration(None, ["distributed.parallel_strategy=tp"]), ranks=2, seconds=10)
+    def test_heads_that_do_not_divide_are_refused_on_two_ranks(self):
+        self.check(78, ["distributed.tp_size", "2 does not divide model.num_heads 1", "divisor"],
+                   self.configuration(None, ["distributed.parallel_strategy=tp", "model.num_heads=1"]), ranks=2, seconds=10)
 
     def test_an_unknown_field_is_one_line_on_three_ranks(self):
         self.check(78, ["training.lrr"], self.configuration(None, ["training.lrr=1"]), ranks=3, seconds=10)

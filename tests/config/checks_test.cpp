@@ -11,16 +11,14 @@ namespace llm {
 using test::load;
 using test::refusal;
 
-TEST_CASE("one rank runs under every strategy, more under all but tp") {
+TEST_CASE("one and two ranks run under every strategy") {
   for (const std::string strategy : {"ddp", "fsdp", "zero", "tp", "pp", "3d"}) {
     const LoadedConfig loaded = load("distributed: {parallel_strategy: " + strategy + "}");
     CHECK(resolve_grid(loaded, 1) == RankGrid{1, 1, 1});
-    const bool works = strategy != "tp";
-    CHECK(refusal([&] { resolve_grid(loaded, 2); }) ==
-          (works ? "accepted"
-                 : "c.yaml:1:34: distributed.parallel_strategy: " + strategy +
-                       " on 2 ranks is not in this version; write parallel_strategy: ddp, zero, "
-                       "fsdp or pp, or start one rank"));
+    const RankGrid expected = strategy == "tp"   ? RankGrid{1, 1, 2}
+                              : strategy == "pp" ? RankGrid{1, 2, 1}
+                                                 : RankGrid{2, 1, 1};
+    CHECK(resolve_grid(loaded, 2) == expected);
   }
 }
 
@@ -57,6 +55,9 @@ TEST_CASE("pipelines are all ranks, or pp_size of them, and data-parallel ranks 
   CHECK(grid("pp, pp_size: 2, dp_size: 3", 6) == RankGrid{3, 2, 1});
   CHECK(grid("3d, pp_size: 3, dp_size: 2, tp_size: 1", 6) == RankGrid{2, 3, 1});
   CHECK(grid("3d", 6) == RankGrid{6, 1, 1});
+  CHECK(grid("tp", 6) == RankGrid{1, 1, 6});
+  CHECK(grid("tp, tp_size: 2", 6) == RankGrid{3, 1, 2});
+  CHECK(grid("3d, pp_size: 2, tp_size: 3", 12) == RankGrid{2, 2, 3});
 }
 
 TEST_CASE("a process started alone for several ranks is refused with the line to type") {
@@ -97,8 +98,10 @@ TEST_CASE("grid sizes that do not fit the ranks are refused with both numbers") 
         "c.yaml:1:47: distributed.dp_size: 3 x pp_size 2 x tp_size 1 is 6, but this run has 4 "
         "ranks; start 6 or use 0");
   const LoadedConfig three = load("distributed: {parallel_strategy: 3d, pp_size: 2, tp_size: 2}");
-  CHECK(refusal([&] { resolve_grid(three, 8); }) ==
-        "c.yaml:1:59: distributed.tp_size: 2 on 8 ranks is not in this version; write tp_size: 1");
+  CHECK(
+      refusal([&] { resolve_grid(three, 6); }) ==
+      "c.yaml:1:59: distributed.tp_size: 2 x pp_size 2 is 4, which does not divide the 6 ranks of "
+      "this run; start a multiple of 4 ranks");
 }
 
 namespace {

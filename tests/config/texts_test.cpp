@@ -111,7 +111,9 @@ TEST_CASE("the shipped configurations load without notes, run on 1, 2 and 8 rank
     CHECK(test::load(to_yaml(loaded)).config == loaded.config);
     CHECK_NOTHROW(check_task(loaded, "lm"));
     for (const int n_ranks : {1, 2, 8}) {
-      if (n_ranks % std::max<std::int64_t>(1, loaded.config.distributed.pp_size) != 0) continue;
+      const DistributedConfig& d = loaded.config.distributed;
+      const std::int64_t tp = std::max<std::int64_t>(1, d.tp_size);
+      if (n_ranks % (std::max<std::int64_t>(1, d.pp_size) * tp) != 0) continue;
       const RankGrid grid = resolve_grid(loaded, n_ranks);
       CHECK_NOTHROW(resolve_pipeline(loaded, grid.pp));
       CHECK_NOTHROW(resolve_batch(loaded, grid.dp));

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "src/base/philox.h"
+#include "src/model/tensor_slice.h"
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/elementwise.h"
 
@@ -42,6 +43,17 @@ Weights owned_of(const ModelState& state,
 bool same_bytes(const View& a, const View& b) {
   return a.n_bytes() == b.n_bytes() &&
          std::memcmp(a.data(), b.data(), static_cast<std::size_t>(a.n_bytes())) == 0;
+}
+
+/// By element of the whole tensor: which of the rank's is there, or -1.
+std::vector<std::int64_t> element_of(const ParameterSpec& spec, std::size_t n_whole) {
+  std::vector<float> numbers(static_cast<std::size_t>(spec.n_elements()));
+  std::iota(numbers.begin(), numbers.end(), 1.0f);
+  std::vector<float> placed(n_whole, 0.0f);
+  scatter(spec, {0, spec.n_elements()}, numbers.data(), placed.data());
+  std::vector<std::int64_t> elements;
+  for (const float number : placed) elements.push_back(static_cast<std::int64_t>(number) - 1);
+  return elements;
 }
 
 }  // namespace
@@ -171,20 +183,14 @@ Outcome World::run() {
 
 Weights World::whole(int dp, Weights (*part_of)(const ModelState&)) {
   Weights all;
-  for (const ParameterSpec& spec : parameters(state(0).config())) {
+  for (const ParameterSpec& spec : parameters(whole_model(state(0).config()))) {
     all.emplace_back(static_cast<std::size_t>(spec.n_elements()), not_owned);
   }
-  for (const int first : pipeline_group(grid_, rank_at(grid_, {dp, 0, 0}))) {
-    const std::vector<int> owners =
-        is_sharded_ ? data_parallel_group(grid_, first) : std::vector<int>{first};
-    for (const int rank : owners) {
-      const Weights own = part_of(state(rank));
-      for (std::size_t i = 0; i < own.size(); ++i) {
-        std::vector<float>& into = all[state(rank).canonical()[i]];
-        for (std::size_t k = 0; k < own[i].size(); ++k) {
-          if (own[i][k] != not_owned) into[k] = own[i][k];
-        }
-      }
+  for (const int stage : pipeline_group(grid_, rank_at(grid_, {dp, 0, 0}))) {
+    for (const int first : tensor_group(grid_, stage)) {
+      const std::vector<int> owners =
+          is_sharded_ ? data_parallel_group(grid_, first) : std::vector<int>{first};
+      for (const int rank : owners) add_part(state(rank), part_of(state(rank)), all);
     }
   }
   for (const std::vector<float>& parameter : all) {
@@ -194,11 +200,26 @@ Weights World::whole(int dp, Weights (*part_of)(const ModelState&)) {
   return all;
 }
 
+void World::add_part(const ModelState& state, const Weights& own, Weights& all) {
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    std::vector<float>& into = all[state.canonical()[i]];
+    const std::vector<std::int64_t> elements = element_of(state.specs()[i], into.size());
+    for (std::size_t k = 0; k < into.size(); ++k) {
+      if (elements[k] < 0) continue;
+      const float value = own[i][static_cast<std::size_t>(elements[k])];
+      if (value == not_owned) continue;
+      CHECK_CONTRACT(into[k] == not_owned || std::memcmp(&into[k], &value, sizeof(float)) == 0,
+                     "what several ranks have has the same bits: " + state.specs()[i].name);
+      into[k] = value;
+    }
+  }
+}
+
 void World::check_copies(const ModelState& state) const {
   const std::vector<ParameterUse> uses = parameter_uses(state.config());
   const Range layers = all_layers(state.config());
   Queue queue;
-  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
+  for (std::int64_t layer = layers.begin; layer < layers.end && grid_.tp == 1; ++layer) {
     const Values values = state.values(layer);
     for (const ParameterUse& use : uses) {
       const View value = use.layer == layer ? values[use.role] : View();

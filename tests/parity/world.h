@@ -104,6 +104,8 @@ class World {
   TrainerInputs inputs(int rank);
   /// Of all parameters in canonical order, from the ranks of one pipeline.
   Weights whole(int dp, Weights (*part_of)(const ModelState&));
+  /// Puts what a rank has into the whole.
+  void add_part(const ModelState& state, const Weights& own, Weights& all);
   /// Whether every copy of a weight is that weight, rounded.
   void check_copies(const ModelState& state) const;
 

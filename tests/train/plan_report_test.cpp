@@ -47,6 +47,25 @@ World::Options random_run(const Settings& settings) {
   return options;
 }
 
+/// The same on ranks that share each layer, also in pipelines and with ZeRO.
+void add_tensor_parallel(Settings tensor, std::vector<Settings>& all) {
+  if (tensor.model.is_mixture()) return;
+  tensor.shares_memory = false;
+  for (const int tp : {2, 4}) {
+    tensor.grid.tp = tp;
+    all.push_back(tensor);
+    tensor.zero_stage = tp == 2 ? 3 : 1;
+    tensor.model.compute = tp == 2 ? Dtype::f32 : Dtype::bf16;
+    tensor.recompute_blocks = tp == 4;
+    tensor.model.n_layers = 4;
+    tensor.grid.pp = 2;
+    set_pipeline(tensor, {.schedule = ScheduleKind::one_f_one_b, .n_ranks = 2});
+    all.push_back(tensor);
+    tensor.grid.pp = 1;
+    set_pipeline(tensor);
+  }
+}
+
 /// Settings of many kinds: families, ties, positions, cuts of the batch, buckets, lanes.
 std::vector<Settings> many_settings() {
   std::vector<Settings> all;
@@ -93,6 +112,7 @@ std::vector<Settings> many_settings() {
       settings.shares_memory = dp > 1;
       settings.zero_stage = 0;
       if (dp > 2) continue;
+      add_tensor_parallel(settings, all);
       for (const ScheduleKind kind :
            {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble}) {
         settings.model.n_layers = 4;

@@ -1,0 +1,77 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "actors/messages.h"
+#include "schedules/collective.h"
+#include "src/comm/transport.h"
+#include "src/model/group_sums.h"
+#include "src/rt/inbox.h"
+#include "src/rt/task.h"
+#include "tensor/storage.h"
+
+namespace llm {
+
+/// Carries out what the layers of a tensor-parallel group do together, one call after the other in
+/// the order in which they were enqueued, which is the same on every rank. The queue goes on when
+/// the result is there.
+///
+///   sends and receives  partial sums and statistics   to and from the group's ranks
+///   holds               one call's receives, and its sum in f32 where x is not
+class TensorSums : public GroupSums {
+ public:
+  struct Plan {
+    int tag = 0;
+    std::int64_t max_elements = 0;     ///< of an all_reduce of x
+    std::int64_t max_kv_elements = 0;  ///< of an all_reduce_kv
+    bool is_low = false;               ///< x is bf16 or f16
+  };
+  /// `kv` are the ranks of the group that have the same key heads. `reductions` runs the additions.
+  TensorSums(Group& group, Group& kv, Queue& reductions, Plan plan);
+
+  int size() const override { return group_.size(); }
+  int rank() const override { return group_.index; }
+  void all_reduce(Queue& queue, MutView x) override;
+  void all_gather(Queue& queue, MutView all) override;
+  void all_reduce_kv(Queue& queue, MutView x) override;
+  /// Never ends: runs in the background.
+  Task<> run();
+
+ private:
+  enum class Kind : std::uint8_t { reduce, gather, reduce_kv };
+  struct Call {
+    Kind kind;
+    MutView x;
+  };
+  struct Reduction {
+    ReduceScatterPlan scatter;
+    std::vector<GatherRound> gather;
+  };
+  void enqueue(Queue& queue, Kind kind, MutView x);
+  Task<> carry_out(Call call, std::int64_t key);
+  Task<> reduce(Group& group, MutView x, std::int64_t key);
+  Task<> gather(MutView all, std::int64_t key);
+  Task<> pass_queue(std::int64_t key);
+  /// Decided once for each size.
+  const Reduction& reduction_of(const Group& group, std::int64_t n_elements);
+
+  Group& group_;
+  Group& kv_;
+  Loop& loop_;
+  Queue& reductions_;
+  const Plan plan_;
+  Inbox<Ready> computed_;               // by call
+  std::map<std::int64_t, Call> calls_;  // enqueued and not done
+  std::int64_t n_enqueued_ = 0;
+  std::int64_t n_done_ = 0;
+  std::map<std::pair<int, std::int64_t>, Reduction> reductions_of_;  // by size of group and vector
+  Storage receives_;
+  Storage sum_;
+};
+
+/// Bytes that a rank of a group of `size` holds for it: for --plan.
+std::int64_t tensor_sums_bytes(int size, int n_kv_sharers, const TensorSums::Plan& plan);
+
+}  // namespace llm

@@ -1,0 +1,74 @@
+"""Tensor parallelism in real runs of 2 to 8 ranks: one rank's losses and weights within rounding, the same bits for every pipeline
+and ZeRO stage around it, also where no send returns before its receive."""
+import os
+
+import program
+
+SYNC_SEND = os.environ["SYNC_SEND_SHIM"]
+FIELDS = ["model.num_heads=4", "model.num_kv_heads=2", "model.num_layers=4", "model.tie_embeddings=true", "model.dropout=0.1",
+          "model.vocab_size=257", "training.batch_size=4", "distributed.pp_n_microbatches=2", "training.val_interval_steps=3",
+          "optimization.use_amp=false"]
+
+
+def grid(strategy, **sizes):
+    return [f"distributed.parallel_strategy={strategy}", *[f"distributed.{name}={size}" for name, size in sizes.items()]]
+
+
+class TensorParallel(program.ProgramTest):
+    def check_near(self, run, expected):
+        for kind in ("step", "validation"):
+            ours, theirs = ([line["loss"] for line in self.metrics(r, kind)] for r in (run, expected))
+            self.assertEqual(len(ours), len(theirs))
+            for a, b in zip(ours, theirs):
+                self.assertAlmostEqual(a, b, delta=1e-5 * b, msg=run)
+        ours, theirs = (program.read_safetensors(self.weights(r)) for r in (run, expected))
+        self.assertEqual({name: shape for name, (shape, _) in ours.items()}, {name: shape for name, (shape, _) in theirs.items()})
+        for name, (_, values) in theirs.items():
+            apart = sum((a - b) ** 2 for a, b in zip(ours[name][1], values)) ** 0.5
+            self.assertLess(apart, 1e-3 * max(1, sum(b * b for b in values) ** 0.5), name)
+
+    def check_same(self, run, expected):
+        self.assertEqual(self.losses(run), self.losses(expected), run)
+        self.assertTrue(self.weights(run) == self.weights(expected), run)
+
+    def test_two_and_four_ranks_train_as_one(self):
+        self.train("one", *FIELDS)
+        for ranks in (2, 4):
+            done = self.train(f"tp{ranks}", *FIELDS, *grid("tp"), ranks=ranks)
+            self.check_near(f"tp{ranks}", "one")
+            self.assertIn("sample:", done.out)
+
+    def test_synchronous_sends_change_nothing(self):
+        self.train("plain", *FIELDS, *grid("tp"), ranks=2)
+        self.train("sync", *FIELDS, *grid("tp"), ranks=2, preload=SYNC_SEND)
+        self.check_same("sync", "plain")
+
+    def test_a_grid_of_all_three_has_the_bits_of_its_data_and_tensor_parallel_part(self):
+        self.train("one", *FIELDS, "training.batch_size=8", "distributed.pp_n_microbatches=4")
+        self.train("flat", *FIELDS, *grid("tp", tp_size=2), ranks=4)
+        self.check_near("flat", "one")
+        cases = {"1f1b": ["distributed.zero_stage=1"], "zero_bubble": ["distributed.zero_stage=3",
+                                                                       "distributed.fsdp_auto_wrap_min_params=4000"]}
+        for schedule, zero in cases.items():
+            self.train(schedule, *FIELDS, *grid("3d", pp_size=2, tp_size=2, pp_schedule=schedule), *zero, ranks=8, timeout=120)
+            self.check_same(schedule, "flat")
+
+    def test_what_does_not_divide_is_refused_with_both_numbers(self):
+        refused = {"distributed.tp_size: 4 does not divide model.num_heads 2": ["model.num_heads=2"],
+                   "distributed.tp_size: 4 does not divide model.intermediate_size 130": ["model.num_heads=4",
+                                                                                          "model.intermediate_size=130"],
+                   "distributed.tp_size: 4 is neither a divisor nor a multiple of model.num_kv_heads 6":
+                       ["model.num_heads=12", "model.hidden_size=48", "model.num_kv_heads=6"]}
+        for text, fields in refused.items():
+            done = self.llm_train(*program.TINY, f"data.dataset_path={self.text()}", *fields, *grid("tp"), "--plan", "--ranks", 4)
+            self.assertEqual(done.code, 78, done)
+            self.assertIn(text, done.causes()[0])
+
+    def test_a_group_over_several_nodes_is_warned_about(self):
+        done = self.llm_train(*program.TINY, f"data.dataset_path={self.text()}", *grid("tp"), "--plan", "--ranks", 2,
+                              "--ranks-per-node", 1)
+        self.assertIn("warning: distributed.tp_size is 2, but nodes have 1 rank: ranks of different nodes wait", done.out)
+
+
+if __name__ == "__main__":
+    program.main()
