@@ -38,7 +38,7 @@ class InitFrom(program.ProgramTest):
         return done.code, done.causes()[0]
 
     def test_every_layout_trains_from_an_independent_checkpoint_as_one_rank_does(self):
-        for name in ("hf_gpt2", "hf_llama", "hf_llama_sharded"):
+        for name in ("hf_gpt2", "hf_mixtral", "hf_llama_sharded"):
             folder = GOLDEN / name
             done = self.run_from(folder, name, "training.batch_size=8", "distributed.pp_n_microbatches=2")
             self.assertIn(f"weights: {folder}, ", done.out)

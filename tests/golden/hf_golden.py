@@ -8,6 +8,7 @@ A folder NAME holds config.json and weights as Hugging Face's GPT2LMHeadModel or
 expected.safetensors: tokens i32 (samples, seq_len), logits f64 (samples, seq_len, vocabulary).
     hf_gpt2            one file of float32, tied
     hf_llama           one file of float32, grouped heads, the base of the rotation under its current key alone
+    hf_mixtral         one file of float32, a Llama with three experts, of which a token visits two
     hf_llama_sharded   two files with an index, bfloat16 and float16, the base under its old key alone
 """
 import json
@@ -29,8 +30,45 @@ LLAMA_CONFIG = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
     "bos_token_id": 1, "eos_token_id": [2, 3], "initializer_range": 0.02}
+MIXTRAL = LLAMA | dict(num_experts=3, top_k=2)
+MIXTRAL_CONFIG = LLAMA_CONFIG | {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2,
+    "output_router_logits": False, "router_aux_loss_coef": 0.02, "sliding_window": None, "rope_theta": 500.0}
 NEW_ROTATION = {"dtype": "float32", "head_dim": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
 OLD_ROTATION = {"torch_dtype": "bfloat16", "rope_theta": 500.0, "rope_scaling": None}
+
+
+class Mixture(golden.Model):
+    """A token's experts are those of the largest softmax probabilities, which are made to add up to 1."""
+
+    def mlp(self, at, x):
+        weights = {name[len(at):]: node.value for name, node in self.p.items() if name.startswith(at)}
+        tokens, out = x.value.reshape(-1, x.value.shape[-1]), []
+        for token in tokens:
+            logits = weights["block_sparse_moe.gate.weight"] @ token
+            probabilities = np.exp(logits - logits.max())
+            chosen = np.argsort(-probabilities, kind="stable")[:self.case["top_k"]]
+            total = 0
+            for e in chosen:
+                w1, w2, w3 = (weights[f"block_sparse_moe.experts.{e}.w{i}.weight"] for i in (1, 2, 3))
+                gate = w1 @ token
+                total = total + probabilities[e] * (w2 @ (gate / (1 + np.exp(-gate)) * (w3 @ token)))
+            out.append(total / probabilities[chosen].sum())
+        return Node(np.stack(out).reshape(x.value.shape))
+
+
+def mixtral_weights(case):
+    """A Llama's weights with experts in place of each mlp."""
+    rng = np.random.default_rng(17)
+    weights = {name: w for name, w in golden.start_weights(case).items() if ".mlp." not in name}
+    c, f = case["hidden_size"], case["intermediate_size"]
+    for layer in range(case["num_layers"]):
+        at = f"model.layers.{layer}.block_sparse_moe."
+        shapes = {"gate": (case["num_experts"], c)}
+        for e in range(case["num_experts"]):
+            shapes |= {f"experts.{e}.w1": (f, c), f"experts.{e}.w2": (c, f), f"experts.{e}.w3": (f, c)}
+        weights |= {f"{at}{name}.weight": rng.normal(0, 0.3, shape) for name, shape in shapes.items()}
+    return weights
 
 
 def to_bf16(x):
@@ -56,10 +94,10 @@ def file_bytes(tensors):
     return len(text).to_bytes(8, "little") + text + b"".join(tensors[n][1].tobytes() for n in order)
 
 
-def expected(case, weights):
+def expected(case, weights, model=golden.Model):
     tokens = np.random.default_rng(5).integers(0, case["vocab_size"], (2, case["max_seq_len"])).astype(np.int32)
     nodes = {name: Node(w.astype(np.float64)) for name, w in weights.items()}
-    logits = golden.Model(case, nodes, 0, 0, training=False).logits(tokens).value
+    logits = model(case, nodes, 0, 0, training=False).logits(tokens).value
     return file_bytes({"tokens": ("I32", tokens), "logits": ("F64", np.ascontiguousarray(logits))})
 
 
@@ -67,9 +105,10 @@ def json_bytes(value):
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
-def single(case, config):
-    weights = {name: w.astype(np.float32) for name, w in golden.start_weights(case).items()}
-    return {"config.json": json_bytes(config), "expected.safetensors": expected(case, weights),
+def single(case, config, exact=None, model=golden.Model):
+    exact = golden.start_weights(case) if exact is None else exact
+    weights = {name: w.astype(np.float32) for name, w in exact.items()}
+    return {"config.json": json_bytes(config), "expected.safetensors": expected(case, weights, model),
             "model.safetensors": file_bytes({name: ("F32", w) for name, w in weights.items()})}
 
 
@@ -91,6 +130,7 @@ def sharded(case, config):
 
 def folders():
     return {"hf_gpt2": single(GPT2, GPT2_CONFIG), "hf_llama": single(LLAMA, LLAMA_CONFIG | NEW_ROTATION),
+            "hf_mixtral": single(MIXTRAL, MIXTRAL_CONFIG, mixtral_weights(MIXTRAL), Mixture),
             "hf_llama_sharded": sharded(LLAMA, LLAMA_CONFIG | OLD_ROTATION)}
 
 

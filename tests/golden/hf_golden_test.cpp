@@ -35,7 +35,7 @@ void write_model(const WholeModel& model, const std::filesystem::path& folder) {
   write_file_atomically(folder / "config.json", hf_config_json(model.decoder.config()).value());
 }
 
-const std::vector<std::string> names = {"hf_gpt2", "hf_llama", "hf_llama_sharded"};
+const std::vector<std::string> names = {"hf_gpt2", "hf_llama", "hf_mixtral", "hf_llama_sharded"};
 
 }  // namespace
 
@@ -69,7 +69,7 @@ TEST_CASE("checkpoints of an independent script give its logits") {
 }
 
 TEST_CASE("a checkpoint read and written has the same bytes") {
-  for (const std::string name : {"hf_gpt2", "hf_llama"}) {
+  for (const std::string name : {"hf_gpt2", "hf_llama", "hf_mixtral"}) {
     INFO(name);
     const TemporaryFolder folder;
     write_model(ReadModel(golden_folder(name)), folder.path());

@@ -1,12 +1,10 @@
 #include "src/io/hf_config.h"
 
 #include <catch2/catch.hpp>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 
 #include "src/base/error.h"
-#include "src/base/file.h"
 #include "src/model/parameters.h"
 #include "tests/io/temporary_folder.h"
 #include "tests/model/configs.h"
@@ -16,7 +14,7 @@ namespace {
 
 HfConfig read_text(const std::string& text) {
   const TemporaryFolder folder;
-  write_file_atomically(folder / "config.json", text);
+  write_plainly(folder / "config.json", text);
   return read_hf_config(folder.path());
 }
 
@@ -222,7 +220,7 @@ TEST_CASE("a mutated config.json is a model or refused by the file's name") {
         text.replace(at + 2, text.find_first_of(",\n", at) - at - 2, piece);
       }
     }
-    std::ofstream(folder / "config.json", std::ios::trunc) << text;
+    write_plainly(folder / "config.json", text);
     INFO("seed " << seed << ", input " << i << ": " << text);
     try {
       read_hf_config(folder.path());

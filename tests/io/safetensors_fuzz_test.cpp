@@ -2,7 +2,6 @@
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <random>
 #include <set>
 #include <string>
@@ -122,10 +121,6 @@ void check_header(const SafetensorsHeader& header, std::int64_t begin, std::int6
     next = entry.bytes.end;
   }
   REQUIRE(next == end);
-}
-
-void write_plainly(const std::filesystem::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
 }
 
 }  // namespace

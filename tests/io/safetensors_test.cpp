@@ -21,10 +21,6 @@ std::string length_bytes(std::uint64_t n) {
   return bytes;
 }
 
-void write_raw(const std::filesystem::path& path, const std::string& bytes) {
-  write_file_atomically(path, bytes);
-}
-
 /// A file of this header and so many bytes of data.
 std::string with_header(const std::string& header, std::size_t n_data_bytes) {
   return length_bytes(header.size()) + header + std::string(n_data_bytes, 'x');
@@ -110,9 +106,9 @@ TEST_CASE("16-bit numbers are read as the f32 that they are, wherever the part b
 
 TEST_CASE("BOOL counts as bytes, as masks in older checkpoints are") {
   const TemporaryFolder folder;
-  write_raw(folder / "f", with_header("{\"m\":{\"dtype\":\"BOOL\",\"shape\":[2,2],"
-                                      "\"data_offsets\":[0,4]}}",
-                                      4));
+  write_plainly(folder / "f", with_header("{\"m\":{\"dtype\":\"BOOL\",\"shape\":[2,2],"
+                                          "\"data_offsets\":[0,4]}}",
+                                          4));
   CHECK((SafetensorsFile(folder / "f").find("m").dtype == Dtype::u8));
 }
 
@@ -250,13 +246,13 @@ TEST_CASE("every malformed file is refused, naming it, before anything of its si
   const auto path = folder / "bad.safetensors";
   for (const auto& [message, bytes] : cases) {
     INFO(bytes.substr(0, 200));
-    write_raw(path, bytes);
+    write_plainly(path, bytes);
     CHECK_THROWS_WITH(SafetensorsFile(path),
                       Catch::Contains(message) && Catch::Contains("bad.safetensors"));
     CHECK_THROWS_AS(SafetensorsFile(path), DataError);
   }
   WARN(cases.size() << " malformed files refused");
-  write_raw(path, with_header(good, 8));
+  write_plainly(path, with_header(good, 8));
   CHECK(SafetensorsFile(path).tensors().size() == 1);
 }
 
@@ -269,7 +265,7 @@ TEST_CASE("no truncation and no flipped bit of a good file's header is more than
   const std::string good{std::istreambuf_iterator<char>(stream), {}};
   int n_refused = 0;
   const auto open = [&](const std::string& bytes) {
-    write_raw(path, bytes);
+    write_plainly(path, bytes);
     try {
       const SafetensorsFile file(path);
       for (const SafetensorsEntry& entry : file.tensors()) {

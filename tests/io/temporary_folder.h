@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "src/base/check.h"
@@ -28,5 +29,12 @@ class TemporaryFolder {
  private:
   std::filesystem::path path_;
 };
+
+/// Without forcing anything to the disk. A new file each time, since some file systems force one
+/// that is written over.
+inline void write_plainly(const std::filesystem::path& path, const std::string& bytes) {
+  std::filesystem::remove(path);
+  std::ofstream(path, std::ios::binary) << bytes;
+}
 
 }  // namespace llm
