@@ -49,6 +49,13 @@ class InitFrom(program.ProgramTest):
                 self.assertEqual(self.losses(run), self.losses(name), run)
                 self.assertTrue(self.weights(run) == self.weights(name), run)
 
+    def test_tensor_parallel_ranks_train_from_a_checkpoint_as_one_rank_does(self):
+        for name in ("hf_gpt2", "hf_llama_sharded"):
+            self.run_from(GOLDEN / name, name)
+            self.run_from(GOLDEN / name, f"{name}-tp", "distributed.parallel_strategy=tp", ranks=2)
+            for one, two in zip(self.losses(name), self.losses(f"{name}-tp"), strict=True):
+                self.assertAlmostEqual(one, two, delta=2e-6)
+
     def test_a_run_goes_on_from_the_weights_of_another(self):
         self.run_from(GOLDEN / "hf_llama", "first", "training.max_steps=40", "training.lr=0.01")
         self.run_from("first", "second", ranks=2)

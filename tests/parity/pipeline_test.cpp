@@ -107,7 +107,8 @@ TEST_CASE("P2: pipelines of a Llama with grouped queries have the bits of one ra
 TEST_CASE("P2: pipelines of a mixture of experts have the bits of one rank, recomputed or not") {
   for (const bool tied : {true, false}) {
     Settings one = flushes_of(deep(parity_mixtral(0.1f), tied), 1, 4, 1);
-    check_every_pipeline(one);
+    if (tied || full_counts()) check_every_pipeline(one);
+    if (tied && !full_counts()) continue;
     one.model.compute = Dtype::bf16;
     one.recompute_blocks = true;
     check_every_pipeline(one);

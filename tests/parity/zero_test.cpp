@@ -54,6 +54,8 @@ TEST_CASE("P2: every ZeRO stage has DDP's bits, whatever the buckets") {
         REQUIRE(expected.reports.back().n_updates == 12);
         for (const int zero_stage : {1, 2, 3}) {
           for (const std::int64_t bucket_bytes : {4, 20000, 1 << 30}) {
+            // The second stage's sums go where the first one's do.
+            if (zero_stage == 2 && bucket_bytes != 20000 && !full_counts()) continue;
             INFO(name_of(compute) << (tied ? ", tied" : "") << ", dp " << dp << ", zero "
                                   << zero_stage << ", buckets of " << bucket_bytes);
             Settings settings = twelve_steps(model, dp, zero_stage);
@@ -79,6 +81,7 @@ TEST_CASE("P2: units of any size, gathered ahead or not, kept or not, have DDP's
         for (const std::int64_t min_parameters : {0, 15000, 1}) {
           for (const int n_ahead : {0, 1, 3}) {
             for (const bool reshard : {true, false}) {
+              if (dp != 3 && (n_ahead != 1 || !reshard) && !full_counts()) continue;
               INFO(name_of(compute)
                    << (tied ? ", tied" : "") << ", dp " << dp << ", units of " << min_parameters
                    << ", " << n_ahead << " ahead" << (reshard ? "" : ", kept"));
