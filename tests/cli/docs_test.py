@@ -24,7 +24,7 @@ class Page(program.ProgramTest):
             os.symlink(program.PROGRAM.parent / name, self.folder / "build" / name)
 
     def run_block(self, block):
-        small = {} if "gpt2" in block else SMALL
+        small = {} if "gpt2-124m" in block else SMALL
         return subprocess.run(["bash", "-euo", "pipefail", "-c", block], cwd=self.folder, text=True,
                               stdin=subprocess.DEVNULL, capture_output=True, timeout=60,
                               env=self.environment | small | {"OMPI_MCA_hwloc_base_binding_policy": "none"})
