@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <map>
 #include <numeric>
 
 #include "actors/gradient_reducer.h"
@@ -258,10 +259,15 @@ void count_gathers(StepTraffic& traffic, const Settings& s, int rank, const Flat
     return;
   }
   const StateShape shape = state_shape(s, rank);
-  for (const UnitGather& gather : use_plan(s, rank).step.gathers.gathers) {
-    for (const UnitPart& part : unit_parts(layout, compute, shape.unit_shape(), gather.unit)) {
+  std::map<int, std::int64_t> n_gathers;  // by unit: each gather of it sends the same
+  for (const UnitGather& gather : use_plan(s, rank).step.gathers.gathers) ++n_gathers[gather.unit];
+  for (const auto& [unit, n] : n_gathers) {
+    const StepTraffic before = traffic;
+    for (const UnitPart& part : unit_parts(layout, compute, shape.unit_shape(), unit)) {
       count_gather(part.cuts);
     }
+    traffic.n_tensor_messages += (n - 1) * (traffic.n_tensor_messages - before.n_tensor_messages);
+    traffic.n_bytes += (n - 1) * (traffic.n_bytes - before.n_bytes);
   }
 }
 
