@@ -168,7 +168,8 @@ Task<MutView> DecoderCompute::forward(At at, const Microbatch& microbatch, View 
   for (std::int64_t layer = blocks.begin; layer < blocks.end; ++layer) {
     co_await acquire(at.step, layer);
     const ModelConfig& config = decoder_.config();
-    const MutView y = flight.arena.take(config.compute, {p.n_tokens(), config.hidden_size});
+    const std::int64_t n_own = config.tp.rows(p.n_tokens()).size();
+    const MutView y = flight.arena.take(config.compute, {n_own, config.hidden_size});
     Arena& saved = recompute ? recomputed_ : flight.arena;
     flight.blocks.push_back(decoder_.block_forward(p, layer, values(layer), x, saved, y));
     give_back(layer);
@@ -300,6 +301,7 @@ void DecoderCompute::accumulate(std::int64_t layer, int m, GradientPart part) {
 void DecoderCompute::complete(std::int64_t layer, int m, GradientPart part) {
   if (m != n_microbatches() - 1) return;
   if (part == GradientPart::all || part == GradientPart::attention) add_shared_heads(layer);
+  if (decoder_.config().tp.cuts_rows) add_norms(layer, part);
   for (std::size_t b = 0; b < waits_for_.size(); ++b) {
     const std::size_t n_completed = std::erase_if(
         waits_for_[b], [&](std::int64_t tensor) { return state_.completes(tensor, layer, part); });
@@ -321,6 +323,18 @@ void DecoderCompute::add_shared_heads(std::int64_t layer) {
     const std::int64_t begin = whole.n_elements() / config.qkv_width() * config.attention_width();
     sums_->all_reduce_kv(queue_, llm::part(whole, begin, {whole.n_elements() - begin}));
   }
+}
+
+void DecoderCompute::add_norms(std::int64_t layer, GradientPart part) {
+  const Gradients grads = state_.gradients(layer, 0);
+  const auto add = [&](std::initializer_list<Role> roles) {
+    for (const Role role : roles) {
+      if (!grads[role].empty()) sums_->all_reduce(queue_, grads[role]);
+    }
+  };
+  if (part != GradientPart::attention) add({Role::norm2_weight, Role::norm2_bias});
+  if (part != GradientPart::mlp) add({Role::norm1_weight, Role::norm1_bias});
+  add({Role::final_norm_weight, Role::final_norm_bias});
 }
 
 Task<> DecoderCompute::validate(std::int64_t step, int chunk, const Microbatch& microbatch,

@@ -85,6 +85,8 @@ class DecoderCompute : public StageCompute {
   void complete(std::int64_t layer, int m, GradientPart part = GradientPart::all);
   /// Adds up what ranks with the same key heads have of a block's gradient.
   void add_shared_heads(std::int64_t layer);
+  /// Adds up a layer's norms, of which each rank has the gradient over its rows.
+  void add_norms(std::int64_t layer, GradientPart part);
   static Arena take(std::vector<Arena>& free, std::int64_t n_bytes);
   const Values& values(std::int64_t layer) const { return values_.at(layer); }
   InFlight& in_flight(const At& at) { return in_flight_.at({at.chunk, at.m}); }

@@ -14,7 +14,9 @@ const WaitName wait_computed{"computed"};
 std::vector<std::int64_t> rows_of_step(const Stage::Plan& plan) {
   std::vector<std::int64_t> rows;
   for (int flush = 0; flush < plan.n_accumulation_steps; ++flush) {
-    for (const std::int64_t n : plan.microbatch_samples) rows.push_back(n * plan.seq_len);
+    for (const std::int64_t n : plan.microbatch_samples) {
+      rows.push_back(plan.tp.rows(n * plan.seq_len).size());
+    }
   }
   return rows;
 }
@@ -23,7 +25,7 @@ std::vector<std::int64_t> rows_of_validation(const Stage::Plan& plan) {
   std::vector<std::int64_t> rows;
   const Range own = plan.validation_microbatches;
   for (std::int64_t i = own.begin; i < own.end; ++i) {
-    rows.push_back(plan.validation.samples(i).size() * plan.seq_len);
+    rows.push_back(plan.tp.rows(plan.validation.samples(i).size() * plan.seq_len).size());
   }
   return rows;
 }
@@ -34,7 +36,7 @@ BufferRing::Size buffers(const Stage::Plan& plan, int n) {
   if (plan.validation.n_samples > 0) {
     samples = std::max(samples, plan.validation.microbatch_samples);
   }
-  return {n, samples * plan.seq_len, plan.width, plan.dtype};
+  return {n, plan.tp.rows(samples * plan.seq_len).size(), plan.width, plan.dtype};
 }
 
 /// Of the receivers of one chunk; empty where what they would receive comes from this rank.

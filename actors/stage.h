@@ -47,7 +47,8 @@ class Stage {
     int first_microbatch = 0;       ///< global index of this rank's microbatch 0 in a step
     int n_global_microbatches = 1;  ///< N
     std::int64_t seq_len = 1;
-    std::int64_t width = 1;  ///< C
+    std::int64_t width = 1;               ///< C
+    ModelConfig::TensorParallel tp = {};  ///< says which rows of activations the rank has
     Dtype dtype = Dtype::f32;
     std::int64_t first_step = 0;
     std::int64_t n_steps = 0;       ///< the step after the last

@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "schedules/buckets.h"
+#include "src/base/check.h"
 #include "src/comm/collective.h"
+#include "src/model/model_config.h"
 #include "src/rt/clock.h"
 #include "src/rt/event.h"
 #include "tensor/ops/elementwise.h"
@@ -13,25 +15,39 @@ namespace {
 
 const WaitName wait_sum{"sum of a layer"};
 
-CollectiveShape shape_of(int rank, int size, std::int64_t n_elements) {
-  return {rank, size, even_cuts(n_elements, size, FlatLayout::alignment_elements)};
+/// Cuts of a vector of n elements that many ranks have: even ones, or (width > 0) between rows.
+std::vector<std::int64_t> cuts_of(int size, std::int64_t n_elements, std::int64_t width) {
+  if (width == 0) return even_cuts(n_elements, size, FlatLayout::alignment_elements);
+  std::vector<std::int64_t> cuts{0};
+  for (int rank = 0; rank < size; ++rank) {
+    cuts.push_back(ModelConfig::TensorParallel{size, rank, true}.rows(n_elements / width).end *
+                   width);
+  }
+  return cuts;
+}
+
+/// Rows stay with the rank whose number their piece has.
+CollectiveForm form_of(int size, std::int64_t width) {
+  return width == 0 ? best_form(size) : CollectiveForm::direct;
 }
 
 /// The most that any rank of the group receives at a time.
-std::int64_t receive_elements(int size, std::int64_t n_elements) {
+std::int64_t receive_elements(int size, std::int64_t n_elements, std::int64_t width) {
   if (size == 1 || n_elements == 0) return 0;
+  const std::vector<std::int64_t> cuts = cuts_of(size, n_elements, width);
   std::int64_t most = 0;
   for (int rank = 0; rank < size; ++rank) {
-    most = std::max(
-        most,
-        reduce_scatter_plan(best_form(size), shape_of(rank, size, n_elements)).scratch_elements);
+    const CollectiveShape shape{rank, size, cuts};
+    most = std::max(most, reduce_scatter_plan(form_of(size, width), shape).scratch_elements);
   }
   return most;
 }
 
 std::int64_t receive_bytes(int size, int n_kv_sharers, const TensorSums::Plan& plan) {
-  return 4 * std::max(receive_elements(size, plan.max_elements),
-                      receive_elements(n_kv_sharers, plan.max_kv_elements));
+  // Where rows are cut, vectors of their width are summed too.
+  return 4 * std::max({receive_elements(size, plan.max_elements, plan.row_width),
+                       receive_elements(size, plan.row_width, 0),
+                       receive_elements(n_kv_sharers, plan.max_kv_elements, 0)});
 }
 
 std::int64_t sum_bytes(const TensorSums::Plan& plan) {
@@ -60,6 +76,16 @@ TensorSums::TensorSums(Group& group, Group& kv, Queue& reductions, Plan plan)
 
 void TensorSums::all_reduce(Queue& queue, MutView x) {
   enqueue(queue, Kind::reduce, x);
+}
+
+void TensorSums::reduce_scatter_rows(Queue& queue, MutView x) {
+  CHECK_CONTRACT(x.shape()[1] == plan_.row_width, "the plan's rows are summed");
+  enqueue(queue, Kind::reduce_rows, x);
+}
+
+void TensorSums::gather_rows(Queue& queue, MutView x) {
+  CHECK_CONTRACT(x.shape()[1] == plan_.row_width, "the plan's rows are gathered");
+  enqueue(queue, Kind::gather_rows, x);
 }
 
 void TensorSums::all_gather(Queue& queue, MutView all) {
@@ -92,25 +118,23 @@ Task<> TensorSums::run() {
 }
 
 Task<> TensorSums::carry_out(Call call, std::int64_t key) {
+  const std::int64_t n = call.x.n_elements();
   switch (call.kind) {
     case Kind::gather:
-      co_await gather(call.x, key);
+      co_await gather(call.x, cuts_of(group_.size(), n, n / group_.size()), key);
+      break;
+    case Kind::gather_rows:
+      co_await gather(call.x, cuts_of(group_.size(), n, plan_.row_width), key);
       break;
     case Kind::reduce_kv:
-      co_await reduce(kv_, call.x, key);
+      co_await reduce(kv_, call.x, Pieces::even, key);
       break;
-    case Kind::reduce: {
-      if (call.x.dtype() == Dtype::f32) {
-        co_await reduce(group_, call.x, key);
-        break;
-      }
-      const MutView sum = sum_.view(Dtype::f32, {call.x.n_elements()});
-      convert(reductions_, call.x, sum);
-      co_await pass_queue(key);
-      co_await reduce(group_, sum, key);
-      convert(reductions_, sum, call.x);
-      co_await pass_queue(key);
-    }
+    case Kind::reduce:
+      co_await reduce(group_, call.x, Pieces::even, key);
+      break;
+    case Kind::reduce_rows:
+      co_await reduce(group_, call.x, Pieces::rows, key);
+      break;
   }
 }
 
@@ -120,32 +144,44 @@ Task<> TensorSums::pass_queue(std::int64_t key) {
   co_await passed;
 }
 
-Task<> TensorSums::reduce(Group& group, MutView x, std::int64_t key) {
+Task<> TensorSums::reduce(Group& group, MutView x, Pieces pieces, std::int64_t key) {
   if (group.size() == 1) co_return;
-  const Reduction& plan = reduction_of(group, x.n_elements());
+  const Reduction& plan = reduction_of(group, pieces, x.n_elements());
   const CollectiveId id(plan_.tag, key, 0);
   const MutView scratch = receives_.view(Dtype::f32, {receives_.n_bytes() / 4});
-  co_await reduce_scatter(group, reductions_, plan.scatter, id, x, scratch);
-  co_await llm::all_gather(group, plan.gather, id, x);
+  MutView sum = x;
+  if (x.dtype() != Dtype::f32) {
+    sum = sum_.view(Dtype::f32, {x.n_elements()});
+    convert(reductions_, x, sum);
+    co_await pass_queue(key);
+  }
+  co_await reduce_scatter(group, reductions_, plan.scatter, id, sum, scratch);
+  if (pieces == Pieces::even) co_await llm::all_gather(group, plan.gather, id, sum);
+  if (x.dtype() == Dtype::f32) co_return;
+  const Range there = pieces == Pieces::even ? Range{0, x.n_elements()} : plan.scatter.owned;
+  if (there.empty()) co_return;
+  convert(reductions_, part(sum, there.begin, {there.size()}),
+          part(x, there.begin, {there.size()}));
+  co_await pass_queue(key);
 }
 
-Task<> TensorSums::gather(MutView all, std::int64_t key) {
-  const std::int64_t n = all.n_elements() / group_.size();
-  std::vector<std::int64_t> cuts;
-  for (std::int64_t k = 0; k <= group_.size(); ++k) cuts.push_back(k * n);
+Task<> TensorSums::gather(MutView all, const std::vector<std::int64_t>& cuts, std::int64_t key) {
   const CollectiveShape shape{group_.index, group_.size(), cuts};
   const std::vector<GatherRound> rounds = all_gather_plan(CollectiveForm::direct, shape);
   const CollectiveId id(plan_.tag, key, 0);
   co_await llm::all_gather(group_, rounds, id, all);
 }
 
-const TensorSums::Reduction& TensorSums::reduction_of(const Group& group, std::int64_t n_elements) {
-  const auto found = reductions_of_.find({group.size(), n_elements});
+const TensorSums::Reduction& TensorSums::reduction_of(const Group& group, Pieces pieces,
+                                                      std::int64_t n_elements) {
+  const std::tuple name(group.size(), pieces, n_elements);
+  const auto found = reductions_of_.find(name);
   if (found != reductions_of_.end()) return found->second;
-  const CollectiveShape shape = shape_of(group.index, group.size(), n_elements);
-  const CollectiveForm form = best_form(group.size());
+  const std::int64_t width = pieces == Pieces::rows ? plan_.row_width : 0;
+  const CollectiveShape shape{group.index, group.size(), cuts_of(group.size(), n_elements, width)};
+  const CollectiveForm form = form_of(group.size(), width);
   Reduction plan{reduce_scatter_plan(form, shape), all_gather_plan(form, shape)};
-  return reductions_of_.emplace(std::pair(group.size(), n_elements), std::move(plan)).first->second;
+  return reductions_of_.emplace(name, std::move(plan)).first->second;
 }
 
 }  // namespace llm

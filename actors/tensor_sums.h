@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "actors/messages.h"
@@ -24,7 +24,8 @@ class TensorSums : public GroupSums {
  public:
   struct Plan {
     int tag = 0;
-    std::int64_t max_elements = 0;     ///< of an all_reduce of x
+    std::int64_t max_elements = 0;     ///< of an all_reduce or reduce_scatter_rows of x
+    std::int64_t row_width = 0;        ///< C where rows are cut, else 0
     std::int64_t max_kv_elements = 0;  ///< of an all_reduce_kv
     bool is_low = false;               ///< x is bf16 or f16
   };
@@ -34,28 +35,33 @@ class TensorSums : public GroupSums {
   int size() const override { return group_.size(); }
   int rank() const override { return group_.index; }
   void all_reduce(Queue& queue, MutView x) override;
+  void reduce_scatter_rows(Queue& queue, MutView x) override;
+  void gather_rows(Queue& queue, MutView x) override;
   void all_gather(Queue& queue, MutView all) override;
   void all_reduce_kv(Queue& queue, MutView x) override;
   /// Never ends: runs in the background.
   Task<> run();
 
  private:
-  enum class Kind : std::uint8_t { reduce, gather, reduce_kv };
+  enum class Kind : std::uint8_t { reduce, reduce_rows, gather_rows, gather, reduce_kv };
   struct Call {
     Kind kind;
     MutView x;
   };
+  /// Whose cuts a sum has, and whether it stays in pieces.
+  enum class Pieces : std::uint8_t { even, rows };
   struct Reduction {
     ReduceScatterPlan scatter;
     std::vector<GatherRound> gather;
   };
   void enqueue(Queue& queue, Kind kind, MutView x);
   Task<> carry_out(Call call, std::int64_t key);
-  Task<> reduce(Group& group, MutView x, std::int64_t key);
-  Task<> gather(MutView all, std::int64_t key);
+  /// The sum over all ranks, on each of them or each piece on its own; in f32 where x is not.
+  Task<> reduce(Group& group, MutView x, Pieces pieces, std::int64_t key);
+  Task<> gather(MutView all, const std::vector<std::int64_t>& cuts, std::int64_t key);
   Task<> pass_queue(std::int64_t key);
   /// Decided once for each size.
-  const Reduction& reduction_of(const Group& group, std::int64_t n_elements);
+  const Reduction& reduction_of(const Group& group, Pieces pieces, std::int64_t n_elements);
 
   Group& group_;
   Group& kv_;
@@ -66,7 +72,7 @@ class TensorSums : public GroupSums {
   std::map<std::int64_t, Call> calls_;  // enqueued and not done
   std::int64_t n_enqueued_ = 0;
   std::int64_t n_done_ = 0;
-  std::map<std::pair<int, std::int64_t>, Reduction> reductions_of_;  // by size of group and vector
+  std::map<std::tuple<int, Pieces, std::int64_t>, Reduction> reductions_of_;
   Storage receives_;
   Storage sum_;
 };

@@ -9,8 +9,8 @@ namespace {
 
 /// What the attention half keeps, from any arena.
 void take_attention(const Block& block, Arena& arena, BlockSaved& saved) {
-  saved.mean1 = take_mean(block.config, arena, block.n());
-  saved.rstd1 = arena.take(Dtype::f32, {block.n()});
+  saved.mean1 = take_mean(block.config, arena, block.n_own());
+  saved.rstd1 = arena.take(Dtype::f32, {block.n_own()});
   saved.qkv = block.take_qkv(arena);
   saved.attention = block.take_attention_out(arena);
   saved.log_sum_exp =
@@ -22,7 +22,7 @@ BlockSaved take_saved(const Block& block, View x, Arena& arena) {
   BlockSaved saved;
   saved.x = x;
   take_attention(block, arena, saved);
-  saved.middle = block.take_hidden(arena);
+  saved.middle = block.take_own_hidden(arena);
   take_mlp(block, arena, saved);
   return saved;
 }
@@ -35,7 +35,7 @@ void attention_forward_half(const Block& block, const BlockSaved& saved, MutView
   {
     const ArenaScope scope(block.pass.scratch);
     const MutView normed = block.take_hidden(block.pass.scratch);
-    norm_forward(config, queue, block.norm1(saved), saved.x, normed);
+    normalize(block.config, block.pass, block.norm1(saved), saved.x, normed);
     linear_forward(queue, normed, block.values[Role::qkv_weight], block.values[Role::qkv_bias],
                    saved.qkv);
   }
@@ -48,7 +48,7 @@ void attention_forward_half(const Block& block, const BlockSaved& saved, MutView
   block.sum_of_products(saved.attention, Role::attention_out_weight, Role::attention_out_bias,
                         projected);
   dropout_forward(queue, block.dropout(DropoutSite::attention_output), block.pass.seq_len,
-                  projected, saved.x, saved.middle);
+                  own_rows(config, projected), saved.x, saved.middle);
 }
 
 /// From the gradient of the projection's output to that of queries, keys and values.
@@ -73,7 +73,7 @@ void attention_backward_weight(const Block& block, const BlockSaved& saved,
                          grads[Role::attention_out_weight], grads[Role::attention_out_bias]);
   const ArenaScope scope(block.pass.scratch);
   const MutView normed = block.take_hidden(block.pass.scratch);
-  norm_forward(block.config, queue, block.norm1(saved), saved.x, normed);
+  normalize(block.config, block.pass, block.norm1(saved), saved.x, normed);
   linear_backward_weight(queue, normed, deltas.qkv, write, grads[Role::qkv_weight],
                          grads[Role::qkv_bias]);
 }
@@ -85,16 +85,23 @@ void attention_backward_norm(const Block& block, const BlockSaved& saved, const 
   const ArenaScope scope(block.pass.scratch);
   const MutView dnormed = block.take_hidden(block.pass.scratch);
   linear_backward_input(queue, deltas.qkv, block.values[Role::qkv_weight], Write::set, dnormed);
-  sum_over_group(block.pass, dnormed);
-  norm_backward(block.config, queue, block.norm1(saved), saved.x, dnormed,
+  sum_over_group(block.config, block.pass, dnormed);
+  norm_backward(block.config, queue, block.norm1(saved), saved.x, own_rows(block.config, dnormed),
                 {Write::add, dy, write, grads[Role::norm1_weight], grads[Role::norm1_bias]});
 }
 
-/// The gradient of a half's output before its dropout. Without dropout that is dy itself.
+/// The gradient of a half's output before its dropout, of all tokens.
+void output_delta(const Block& block, DropoutSite site, View dy, MutView delta) {
+  dropout_backward(block.pass.queue, block.dropout(site), block.pass.seq_len, dy,
+                   own_rows(block.config, delta));
+  gather_over_group(block.config, block.pass, delta);
+}
+
+/// The same in scratch. It is dy itself where there is neither dropout nor another rank's row.
 MutView output_delta(const Block& block, DropoutSite site, MutView dy) {
-  if (!block.has_dropout()) return dy;
+  if (!block.has_dropout() && !block.config.tp.cuts_rows) return dy;
   const MutView delta = block.take_hidden(block.pass.scratch);
-  dropout_backward(block.pass.queue, block.dropout(site), block.pass.seq_len, dy, delta);
+  output_delta(block, site, dy, delta);
   return delta;
 }
 
@@ -102,7 +109,8 @@ MutView output_delta(const Block& block, DropoutSite site, MutView dy) {
 
 BlockSaved Decoder::block_forward(const Pass& pass, std::int64_t layer, const Values& values,
                                   View x, Arena& saved_arena) const {
-  const MutView y = saved_arena.take(config_.compute, {pass.n_tokens(), config_.hidden_size});
+  const std::int64_t n_own = config_.tp.rows(pass.n_tokens()).size();
+  const MutView y = saved_arena.take(config_.compute, {n_own, config_.hidden_size});
   return block_forward(pass, layer, values, x, saved_arena, y);
 }
 
@@ -111,8 +119,10 @@ BlockSaved Decoder::block_forward(const Pass& pass, std::int64_t layer, const Va
   const Block block{config_, pass, layer, values};
   BlockSaved saved = take_saved(block, x, saved_arena);
   saved.y = y;
-  attention_forward_half(block, saved, saved.middle);
-  mlp_forward_half(block, saved, saved.y);
+  const ArenaScope scope(pass.scratch);
+  const MutView projected = block.room_for_sum(saved.middle);
+  attention_forward_half(block, saved, projected);
+  mlp_forward_half(block, saved, config_.tp.cuts_rows ? projected : saved.y);
   return saved;
 }
 
@@ -120,7 +130,8 @@ BlockSaved Decoder::block_recompute(const Pass& pass, std::int64_t layer, const 
                                     View x, Arena& saved_arena) const {
   const Block block{config_, pass, layer, values};
   const BlockSaved saved = take_saved(block, x, saved_arena);
-  attention_forward_half(block, saved, saved.middle);
+  const ArenaScope scope(pass.scratch);
+  attention_forward_half(block, saved, block.room_for_sum(saved.middle));
   mlp_recompute(block, saved);
   return saved;
 }
@@ -173,12 +184,10 @@ BlockDeltas Decoder::block_backward_input(const Pass& pass, std::int64_t layer,
   deltas.attention_out = block.take_hidden(arena);
   deltas.qkv = block.take_qkv(arena);
   take_mlp_deltas(block, arena, deltas);
-  dropout_backward(pass.queue, block.dropout(DropoutSite::mlp_output), pass.seq_len, dy,
-                   deltas.mlp_out);
+  output_delta(block, DropoutSite::mlp_output, dy, deltas.mlp_out);
   mlp_backward_input(block, saved, deltas);
   mlp_backward_norm(block, saved, deltas, grads, write, dy);
-  dropout_backward(pass.queue, block.dropout(DropoutSite::attention_output), pass.seq_len, dy,
-                   deltas.attention_out);
+  output_delta(block, DropoutSite::attention_output, dy, deltas.attention_out);
   attention_backward_input(block, saved, deltas);
   attention_backward_norm(block, saved, deltas, grads, write, dy);
   return deltas;

@@ -18,6 +18,7 @@ struct Block {
   const Values& values;
 
   std::int64_t n() const { return pass.n_tokens(); }
+  std::int64_t n_own() const { return config.tp.rows(n()).size(); }
   bool has_dropout() const { return pass.training && config.dropout > 0; }
   AttentionShape attention_shape() const {
     return {.batch = pass.batch,
@@ -43,6 +44,13 @@ struct Block {
   MutView take_hidden(Arena& arena) const {
     return arena.take(config.compute, {n(), config.hidden_size});
   }
+  MutView take_own_hidden(Arena& arena) const {
+    return arena.take(config.compute, {n_own(), config.hidden_size});
+  }
+  /// Where a sum over the group is computed whose own rows go to `own`: there, if these are all.
+  MutView room_for_sum(MutView own) const {
+    return config.tp.cuts_rows ? take_hidden(pass.scratch) : own;
+  }
   MutView take_attention_out(Arena& arena) const {
     return arena.take(config.compute, {n(), config.attention_width()});
   }
@@ -59,15 +67,15 @@ struct Block {
     return arena.take(config.compute, {n_rows(), config.hidden_size});
   }
   /// y = x W^T + b, of which each rank of a tensor-parallel group has some columns of x and W: the
-  /// bias is added once.
+  /// bias is added once. y (n, C), of which this rank's rows are set.
   void sum_of_products(View x, Role weight, Role bias, MutView y) const {
     if (pass.sums == nullptr) {
       linear_forward(pass.queue, x, values[weight], values[bias], y);
       return;
     }
     linear_forward(pass.queue, x, values[weight], View(), y);
-    pass.sums->all_reduce(pass.queue, y);
-    if (!values[bias].empty()) add_rows(pass.queue, values[bias], y);
+    sum_over_group(config, pass, y);
+    if (!values[bias].empty()) add_rows(pass.queue, values[bias], own_rows(config, y));
   }
   MutView take_gate(Arena& arena) const {
     return config.gated ? take_intermediate(arena) : MutView();

@@ -83,6 +83,19 @@ void row_losses(const ModelConfig& config, const Pass& pass, View labels, float 
   cross_entropy_of_parts(queue, all, labels, part_of, scale, logits, dlogits, losses);
 }
 
+MutView take_rows(const ModelConfig& config, const Pass& pass) {
+  return pass.scratch.take(config.compute, {pass.n_tokens(), config.hidden_size});
+}
+
+/// All tokens' rows where `own` (n_own, C) are this rank's: in scratch where they are not all.
+View all_rows(const ModelConfig& config, const Pass& pass, View own) {
+  if (!config.tp.cuts_rows) return own;
+  const MutView all = take_rows(config, pass);
+  copy(pass.queue, own, own_rows(config, all));
+  gather_over_group(config, pass, all);
+  return all;
+}
+
 /// Rows [begin, begin + n) of a matrix.
 MutView rows_of(MutView matrix, std::int64_t begin, std::int64_t n) {
   return part(matrix, begin * matrix.shape()[1], {n, matrix.shape()[1]});
@@ -102,23 +115,33 @@ void Decoder::embed(const Pass& pass, const Values& values, View tokens, MutView
   if (config_.positions == Positions::sinusoidal) {
     positions = sinusoids_.view(config_.compute, {config_.max_seq_len, config_.hidden_size});
   }
+  const Dropout dropout = dropout_at(config_, pass, embedding_layer, DropoutSite::embedding);
   if (pass.sums == nullptr) {
     embedding_forward(pass.queue, tokens, values[Role::token_embedding], positions, pass.seq_len,
                       y);
   } else {
     // One rank has a token's row, and the others add zeros to it.
+    const ArenaScope scope(pass.scratch);
+    const MutView all = config_.tp.cuts_rows ? take_rows(config_, pass) : y;
     embedding_part_forward(pass.queue, tokens, values[Role::token_embedding],
-                           config_.local_tokens().begin, config_.vocab_size, y);
-    pass.sums->all_reduce(pass.queue, y);
-    if (!positions.empty()) add_positions(pass.queue, positions, pass.seq_len, y);
+                           config_.local_tokens().begin, config_.vocab_size, all);
+    sum_over_group(config_, pass, all);
+    const MutView own = own_rows(config_, all);
+    if (!positions.empty()) {
+      add_positions(pass.queue, positions, pass.seq_len, dropout.first_row, own);
+    }
+    if (config_.tp.cuts_rows) {
+      dropout_forward(pass.queue, dropout, pass.seq_len, own, View(), y);
+      return;
+    }
   }
-  const Dropout dropout = dropout_at(config_, pass, embedding_layer, DropoutSite::embedding);
   if (dropout.p > 0) dropout_forward(pass.queue, dropout, pass.seq_len, y, View(), y);
 }
 
 MutView Decoder::embed_forward(const Pass& pass, const Values& values, View tokens,
                                Arena& saved) const {
-  const MutView y = saved.take(config_.compute, {pass.n_tokens(), config_.hidden_size});
+  const std::int64_t n_own = config_.tp.rows(pass.n_tokens()).size();
+  const MutView y = saved.take(config_.compute, {n_own, config_.hidden_size});
   embed(pass, values, tokens, y);
   return y;
 }
@@ -132,13 +155,15 @@ void Decoder::embed_backward(const Pass& pass, View tokens, MutView dy, const Gr
   if (write_table == Write::set && !table.empty()) fill(pass.queue, 0, table);
   if (write_positions == Write::set && !positions.empty()) fill(pass.queue, 0, positions);
   if (table.empty() && positions.empty()) return;
-  embedding_backward(pass.queue, tokens, dy, pass.seq_len, Write::add, table, positions,
-                     table_part(config_));
+  const ArenaScope scope(pass.scratch);
+  embedding_backward(pass.queue, tokens, all_rows(config_, pass, dy), pass.seq_len, Write::add,
+                     table, positions, table_part(config_));
 }
 
 void Decoder::embed_table_backward(const Pass& pass, View tokens, View dy, MutView table) const {
-  embedding_backward(pass.queue, tokens, dy, pass.seq_len, Write::add, table, MutView(),
-                     table_part(config_));
+  const ArenaScope scope(pass.scratch);
+  embedding_backward(pass.queue, tokens, all_rows(config_, pass, dy), pass.seq_len, Write::add,
+                     table, MutView(), table_part(config_));
 }
 
 void Decoder::head_forward_backward(const Pass& pass, const Values& values, View x, View labels,
@@ -148,7 +173,7 @@ void Decoder::head_forward_backward(const Pass& pass, const Values& values, View
   const std::int64_t n = pass.n_tokens();
   const std::int64_t c = config_.hidden_size;
   const ArenaScope scope(pass.scratch);
-  const NormPart norm = final_norm(config_, values, pass.scratch, n);
+  const NormPart norm = final_norm(config_, values, pass.scratch, config_.tp.rows(n).size());
   const MutView normed = pass.scratch.take(config_.compute, {n, c});
   const MutView dnormed = pass.scratch.take(config_.compute, {n, c});
   const MutView losses = pass.scratch.take(Dtype::f32, {n});
@@ -158,7 +183,7 @@ void Decoder::head_forward_backward(const Pass& pass, const Values& values, View
   const bool in_place = config_.compute == Dtype::f32;
   const MutView all_dlogits = in_place ? logits : pass.scratch.take(config_.compute, chunk_shape);
 
-  norm_forward(config_, queue, norm, x, normed);
+  normalize(config_, pass, norm, x, normed);
   for (std::int64_t row = 0; row < n; row += chunk) {
     const std::int64_t n_rows = std::min(chunk, n - row);
     const MutView dlogits = rows_of(all_dlogits, 0, n_rows);
@@ -172,9 +197,9 @@ void Decoder::head_forward_backward(const Pass& pass, const Values& values, View
                            row == 0 ? write : Write::add, grads[Role::head_weight],
                            grads[Role::head_bias]);
   }
-  sum_over_group(pass, dnormed);
+  sum_over_group(config_, pass, dnormed);
   norm_backward(
-      config_, queue, norm, x, dnormed,
+      config_, queue, norm, x, own_rows(config_, dnormed),
       {Write::set, dx, write, grads[Role::final_norm_weight], grads[Role::final_norm_bias]});
   sum_losses(queue, losses, labels, loss);
 }
@@ -184,13 +209,13 @@ void Decoder::head_loss(const Pass& pass, const Values& values, View x, View lab
   Queue& queue = pass.queue;
   const std::int64_t n = pass.n_tokens();
   const ArenaScope scope(pass.scratch);
-  const NormPart norm = final_norm(config_, values, pass.scratch, n);
+  const NormPart norm = final_norm(config_, values, pass.scratch, config_.tp.rows(n).size());
   const MutView normed = pass.scratch.take(config_.compute, {n, config_.hidden_size});
   const MutView losses = pass.scratch.take(Dtype::f32, {n});
   const std::int64_t chunk = std::min(n, head_chunk_rows(config_));
   const MutView logits = pass.scratch.take(Dtype::f32, {chunk, config_.local_vocab_size()});
 
-  norm_forward(config_, queue, norm, x, normed);
+  normalize(config_, pass, norm, x, normed);
   for (std::int64_t row = 0; row < n; row += chunk) {
     const std::int64_t n_rows = std::min(chunk, n - row);
     const MutView some = rows_of(logits, 0, n_rows);

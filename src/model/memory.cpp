@@ -12,9 +12,14 @@ struct Sizes {
   std::int64_t seq_len;
 
   std::int64_t n() const { return batch * seq_len; }
+  std::int64_t n_own() const { return config.tp.rows(n()).size(); }
   std::int64_t floats(Shape shape) const { return Arena::bytes_for(Dtype::f32, shape); }
   std::int64_t values(Shape shape) const { return Arena::bytes_for(config.compute, shape); }
   std::int64_t hidden() const { return values({n(), config.hidden_size}); }
+  /// Of this rank's rows alone.
+  std::int64_t own_hidden() const { return values({n_own(), config.hidden_size}); }
+  /// What a pass that cuts rows needs beside them.
+  std::int64_t other_hidden() const { return config.tp.cuts_rows ? hidden() : 0; }
   std::int64_t attention_out() const { return values({n(), config.attention_width()}); }
   std::int64_t qkv() const { return values({n(), config.qkv_width()}); }
   std::int64_t n_rows() const { return n() * config.n_active_mlps(); }
@@ -41,7 +46,7 @@ struct Sizes {
   }
   std::int64_t gate() const { return config.gated ? intermediate() : 0; }
   std::int64_t statistics() const {
-    return (config.norm == Norm::layer_norm ? 2 : 1) * floats({n()});
+    return (config.norm == Norm::layer_norm ? 2 : 1) * floats({n_own()});
   }
   std::int64_t attention_saved() const {
     return statistics() + qkv() + attention_out() +
@@ -68,7 +73,8 @@ std::int64_t block_forward_scratch(const Sizes& s) {
 }
 
 std::int64_t block_backward_scratch(const Sizes& s) {
-  const std::int64_t output = s.config.dropout > 0 ? s.hidden() : 0;
+  const bool has_delta = s.config.dropout > 0 || s.config.tp.cuts_rows;
+  const std::int64_t output = has_delta ? s.hidden() : 0;
   const std::int64_t mlp =
       output + s.mlp_deltas() +
       std::max({s.hidden() + s.expert_rows(), s.intermediate(), s.router_backward()});
@@ -91,17 +97,17 @@ bool has_layer(Range layers, std::int64_t layer) {
 
 std::int64_t recomputed_bytes(const ModelConfig& config, std::int64_t batch, std::int64_t seq_len) {
   const Sizes s{config, batch, seq_len};
-  return s.attention_saved() + s.mlp_saved() + s.hidden();
+  return s.attention_saved() + s.mlp_saved() + s.own_hidden();
 }
 
 std::int64_t saved_bytes(const ModelConfig& config, Range layers, std::int64_t batch,
                          std::int64_t seq_len, Recompute recompute) {
   const Sizes s{config, batch, seq_len};
-  std::int64_t bytes = has_layer(layers, embedding_layer) ? s.hidden() : 0;
+  std::int64_t bytes = has_layer(layers, embedding_layer) ? s.own_hidden() : 0;
   if (has_blocks(config, layers)) {
     const std::int64_t n_blocks =
         std::min(layers.end, config.n_layers) - std::max<std::int64_t>(layers.begin, 0);
-    bytes += n_blocks * s.hidden();
+    bytes += n_blocks * s.own_hidden();
     if (recompute == Recompute::none) bytes += n_blocks * recomputed_bytes(config, batch, seq_len);
   }
   return bytes;
@@ -110,9 +116,9 @@ std::int64_t saved_bytes(const ModelConfig& config, Range layers, std::int64_t b
 std::int64_t scratch_bytes(const ModelConfig& config, Range layers, std::int64_t batch,
                            std::int64_t seq_len) {
   const Sizes s{config, batch, seq_len};
-  std::int64_t bytes = 0;
+  std::int64_t bytes = has_layer(layers, embedding_layer) ? s.other_hidden() : 0;
   if (has_blocks(config, layers)) {
-    bytes = std::max(block_forward_scratch(s), block_backward_scratch(s));
+    bytes = std::max({bytes, block_forward_scratch(s), block_backward_scratch(s)});
   }
   if (has_layer(layers, head_layer(config))) bytes = std::max(bytes, head_scratch(s));
   return bytes;

@@ -58,7 +58,7 @@ void forward_hidden(const Block& block, const BlockSaved& saved) {
   Queue& queue = block.pass.queue;
   const ArenaScope scope(block.pass.scratch);
   const MutView normed = block.take_hidden(block.pass.scratch);
-  norm_forward(block.config, queue, block.norm2(saved), saved.middle, normed);
+  normalize(block.config, block.pass, block.norm2(saved), saved.middle, normed);
   if (block.config.is_mixture()) {
     linear_forward(queue, normed, block.values[Role::router_weight], View(), saved.routing.logits);
     route(queue, block.router_shape(), saved.routing);
@@ -113,8 +113,8 @@ void combine_backward(const Block& block, const BlockSaved& saved, const BlockDe
 }  // namespace
 
 void take_mlp(const Block& block, Arena& arena, BlockSaved& saved) {
-  saved.mean2 = take_mean(block.config, arena, block.n());
-  saved.rstd2 = arena.take(Dtype::f32, {block.n()});
+  saved.mean2 = take_mean(block.config, arena, block.n_own());
+  saved.rstd2 = arena.take(Dtype::f32, {block.n_own()});
   saved.gate = block.take_gate(arena);
   saved.up = block.take_intermediate(arena);
   if (!block.config.is_mixture()) return;
@@ -147,8 +147,8 @@ void mlp_forward_half(const Block& block, const BlockSaved& saved, MutView proje
   } else {
     forward_out(block, saved, projected);
   }
-  dropout_forward(queue, block.dropout(DropoutSite::mlp_output), block.pass.seq_len, projected,
-                  saved.middle, saved.y);
+  dropout_forward(queue, block.dropout(DropoutSite::mlp_output), block.pass.seq_len,
+                  own_rows(block.config, projected), saved.middle, saved.y);
 }
 
 void mlp_recompute(const Block& block, const BlockSaved& saved) {
@@ -182,7 +182,7 @@ void mlp_backward_weight(const Block& block, const BlockSaved& saved, const Bloc
   }
   const ArenaScope scope(scratch);
   const MutView normed = block.take_hidden(scratch);
-  norm_forward(block.config, queue, block.norm2(saved), saved.middle, normed);
+  normalize(block.config, block.pass, block.norm2(saved), saved.middle, normed);
   if (block.config.is_mixture()) {
     linear_backward_weight(queue, normed, deltas.router, write, grads[Role::router_weight],
                            MutView());
@@ -210,8 +210,9 @@ void mlp_backward_norm(const Block& block, const BlockSaved& saved, const BlockD
     linear_backward_input(queue, deltas.router, block.values[Role::router_weight], Write::add,
                           dnormed);
   }
-  sum_over_group(block.pass, dnormed);
-  norm_backward(block.config, queue, block.norm2(saved), saved.middle, dnormed,
+  sum_over_group(block.config, block.pass, dnormed);
+  norm_backward(block.config, queue, block.norm2(saved), saved.middle,
+                own_rows(block.config, dnormed),
                 {Write::add, dy, write, grads[Role::norm2_weight], grads[Role::norm2_bias]});
 }
 

@@ -54,6 +54,14 @@ struct ModelConfig {
   struct TensorParallel {
     int size = 1;
     int rank = 0;
+    /// Sequence parallelism: between a layer's products each rank has a part of the rows.
+    bool cuts_rows = false;
+
+    /// Of n rows (tokens of a microbatch), those that this rank has there.
+    Range rows(std::int64_t n) const {
+      if (!cuts_rows) return {0, n};
+      return {n * rank / size, n * (rank + 1) / size};
+    }
   };
   TensorParallel tp = {};
 

@@ -21,13 +21,32 @@ inline Dropout dropout_at(const ModelConfig& config, const Pass& pass, std::int6
           .seed = pass.seed,
           .step = pass.step,
           .first_sample = pass.first_sample,
+          .first_row = config.tp.rows(pass.n_tokens()).begin,
           .layer = static_cast<std::int32_t>(layer),
           .site = static_cast<std::int32_t>(site)};
 }
 
-/// x becomes the sum over the tensor-parallel group, of which each rank has computed its part.
-inline void sum_over_group(const Pass& pass, MutView x) {
-  if (pass.sums != nullptr) pass.sums->all_reduce(pass.queue, x);
+/// The rows of a matrix of all tokens that this rank has between the layers' products.
+inline MutView own_rows(const ModelConfig& config, MutView all) {
+  const Range rows = config.tp.rows(all.shape()[0]);
+  const std::int64_t width = all.shape()[1];
+  return part(all, rows.begin * width, {rows.size(), width});
+}
+
+/// This rank's rows of x (n, C) become the sum over the tensor-parallel group, of which each rank
+/// has computed its part.
+inline void sum_over_group(const ModelConfig& config, const Pass& pass, MutView x) {
+  if (pass.sums == nullptr) return;
+  if (config.tp.cuts_rows) {
+    pass.sums->reduce_scatter_rows(pass.queue, x);
+  } else {
+    pass.sums->all_reduce(pass.queue, x);
+  }
+}
+
+/// Fills x (n, C) from the rows that each rank of the group has.
+inline void gather_over_group(const ModelConfig& config, const Pass& pass, MutView x) {
+  if (config.tp.cuts_rows) pass.sums->gather_rows(pass.queue, x);
 }
 
 /// Gives back what was taken from an arena since its construction.
@@ -60,6 +79,13 @@ inline void norm_forward(const ModelConfig& config, Queue& queue, const NormPart
   } else {
     rms_norm_forward(queue, x, norm.weight, config.norm_epsilon, y, norm.rstd);
   }
+}
+
+/// norm(x) of all tokens, from this rank's rows of x.
+inline void normalize(const ModelConfig& config, const Pass& pass, const NormPart& norm, View x,
+                      MutView all) {
+  norm_forward(config, pass.queue, norm, x, own_rows(config, all));
+  gather_over_group(config, pass, all);
 }
 
 /// Where a norm's backward writes.

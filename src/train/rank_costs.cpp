@@ -182,7 +182,10 @@ StepTraffic stage_traffic(const Settings& s, int rank) {
   const Stage::Plan plan = stage_plan(s, rank);
   const std::int64_t row_bytes =
       model_of(s, rank).hidden_size * static_cast<std::int64_t>(size_of(model_of(s, rank).compute));
-  const std::int64_t step_rows = s.seq_len * s.partition.global_batch() / s.partition.dp;
+  std::int64_t step_rows = 0;
+  for (const std::int64_t samples : s.partition.microbatch_samples) {
+    step_rows += s.partition.n_accumulation_steps * plan.tp.rows(samples * s.seq_len).size();
+  }
   const auto send_step = [&] {  // of every microbatch
     traffic.n_tensor_messages += s.partition.n_microbatches();
     traffic.n_bytes += step_rows * row_bytes;
@@ -271,6 +274,41 @@ void count_gathers(StepTraffic& traffic, const Settings& s, int rank, const Flat
   }
 }
 
+/// How often the ranks that share each layer do something together for a microbatch.
+struct LayerCollectives {
+  std::int64_t n_blocks = 0;
+  std::int64_t n_sums = 0;     ///< of partial products (n, C)
+  std::int64_t n_gathers = 0;  ///< of rows (n, C), under sequence parallelism
+  std::int64_t n_norms = 0;    ///< vectors (C) whose gradients are summed once a step, there
+};
+
+LayerCollectives layer_collectives(const Settings& s, int rank) {
+  const ModelConfig m = model_of(s, rank);
+  LayerCollectives each;
+  bool has_embedding = false;
+  for (const Range& layers : layers_of(s, rank)) {
+    each.n_blocks += std::min(layers.end, m.n_layers) - std::max<std::int64_t>(layers.begin, 0);
+    has_embedding |= has_layer({layers}, embedding_layer);
+  }
+  // A block's two halves forward and back, the first again where it is recomputed; the embedding's
+  // rows; and the head's gradient.
+  each.n_sums = each.n_blocks * (s.recompute_blocks ? 5 : 4) + (has_embedding ? 1 : 0) +
+                (has_head(s, rank) ? 1 : 0);
+  if (!m.tp.cuts_rows) return each;
+  // Both halves' inputs, and again for the gradients of their weights (and where they are
+  // recomputed), and the gradients of their outputs; the head's input; the embedding's gradient.
+  const EmbeddingHolders holders = embedding_holders(s, rank);
+  const bool sums_embedding = has_embedding && (m.positions == Positions::learned ||
+                                                !m.tie_embeddings || rank == holders.owner);
+  const bool sums_table =
+      m.tie_embeddings && holders.owner != holders.copy && rank == holders.owner;
+  each.n_gathers = each.n_blocks * (s.recompute_blocks ? 8 : 6) + (has_head(s, rank) ? 1 : 0) +
+                   (sums_embedding ? 1 : 0) + (sums_table ? 1 : 0);
+  each.n_norms =
+      (2 * each.n_blocks + (has_head(s, rank) ? 1 : 0)) * (m.norm == Norm::layer_norm ? 2 : 1);
+  return each;
+}
+
 /// What the ranks that share each layer do together, and their sums of squares.
 void count_tensor_sums(StepTraffic& traffic, const Settings& s, int rank) {
   const ModelConfig m = model_of(s, rank);
@@ -284,31 +322,35 @@ void count_tensor_sums(StepTraffic& traffic, const Settings& s, int rank) {
     }
     for (const GatherRound& round : all_gather_plan(form, shape)) count(traffic, round.sends, 4);
   };
-  // A block's two halves forward and back, the first again where it is recomputed; the embedding's
-  // rows; and the head's statistics and gradient.
-  std::int64_t n_blocks = 0;
-  bool has_embedding = false;
-  for (const Range& layers : layers_of(s, rank)) {
-    n_blocks += std::min(layers.end, m.n_layers) - std::max<std::int64_t>(layers.begin, 0);
-    has_embedding |= has_layer({layers}, embedding_layer);
-  }
+  const auto count_messages = [&](std::int64_t n, std::int64_t n_bytes) {
+    traffic.n_tensor_messages += n * (tp - 1);
+    traffic.n_bytes += n * n_bytes;
+  };
+  const LayerCollectives each = layer_collectives(s, rank);
+  const auto element_bytes = static_cast<std::int64_t>(size_of(m.compute));
   const bool head = has_head(s, rank);
-  const std::int64_t n_sums =
-      n_blocks * (s.recompute_blocks ? 5 : 4) + (has_embedding ? 1 : 0) + (head ? 1 : 0);
+  const std::int64_t n_flushes = s.partition.n_accumulation_steps;
   for (const std::int64_t samples : s.partition.microbatch_samples) {
     const std::int64_t n = samples * s.seq_len;
-    for (std::int64_t i = 0; i < n_sums * s.partition.n_accumulation_steps; ++i) {
-      count_reduce(m.tp.rank, tp, n * m.hidden_size);
+    const std::int64_t n_own = m.tp.rows(n).size();
+    if (m.tp.cuts_rows) {  // others' rows of a sum to them; its own rows to each
+      count_messages(each.n_sums * n_flushes, (n - n_own) * m.hidden_size * 4);
+      count_messages(each.n_gathers * n_flushes, (tp - 1) * n_own * m.hidden_size * element_bytes);
+    } else {
+      for (std::int64_t i = 0; i < each.n_sums * n_flushes; ++i) {
+        count_reduce(m.tp.rank, tp, n * m.hidden_size);
+      }
     }
     if (!head) continue;
     const std::int64_t n_chunks = (n + head_chunk_rows(m) - 1) / head_chunk_rows(m);
-    traffic.n_tensor_messages += s.partition.n_accumulation_steps * n_chunks * (tp - 1);
-    traffic.n_bytes += s.partition.n_accumulation_steps * n * 2 * 4 * (tp - 1);
+    traffic.n_tensor_messages += n_flushes * n_chunks * (tp - 1);
+    traffic.n_bytes += n_flushes * n * 2 * 4 * (tp - 1);
   }
+  for (std::int64_t i = 0; i < each.n_norms; ++i) count_reduce(m.tp.rank, tp, m.hidden_size);
   if (m.n_kv_sharers() > 1) {
     const auto size = static_cast<int>(m.n_kv_sharers());
     const std::int64_t n_rows = m.qkv_width() - m.attention_width();
-    for (std::int64_t block = 0; block < n_blocks; ++block) {
+    for (std::int64_t block = 0; block < each.n_blocks; ++block) {
       count_reduce(m.tp.rank % size, size, n_rows * m.hidden_size);
       if (m.qkv_bias) count_reduce(m.tp.rank % size, size, n_rows);
     }

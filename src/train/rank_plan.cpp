@@ -21,7 +21,9 @@ const Schedule& schedule_of(const Settings& settings, int rank) {
 
 ModelConfig model_of(const Settings& settings, int rank) {
   ModelConfig model = settings.model;
-  model.tp = {.size = settings.grid.tp, .rank = place_of(settings.grid, rank).tp};
+  model.tp = {.size = settings.grid.tp,
+              .rank = place_of(settings.grid, rank).tp,
+              .cuts_rows = settings.sequence_parallel && settings.grid.tp > 1};
   return model;
 }
 
@@ -194,6 +196,7 @@ Stage::Plan stage_plan(const Settings& settings, int rank) {
   plan.n_global_microbatches = partition.n_global_microbatches();
   plan.seq_len = settings.seq_len;
   plan.width = model_of(settings, rank).hidden_size;
+  plan.tp = model_of(settings, rank).tp;
   plan.dtype = model_of(settings, rank).compute;
   plan.n_steps = settings.n_steps;
   plan.validation = settings.validation;
@@ -276,6 +279,7 @@ TensorSums::Plan tensor_sums_plan(const Settings& settings, int rank) {
   TensorSums::Plan plan;
   plan.max_elements =
       compute_plan(settings, rank).largest_microbatch * settings.seq_len * model.hidden_size;
+  if (model.tp.cuts_rows) plan.row_width = model.hidden_size;
   if (model.n_kv_sharers() > 1) {
     plan.max_kv_elements = (model.qkv_width() - model.attention_width()) * model.hidden_size;
   }

@@ -27,6 +27,7 @@ struct Settings {
   PipelineBuffers buffers;               ///< what waits between its stages
   std::optional<ScheduleKind> schedule;  ///< that the pipeline was made by; none: a file
   std::vector<Range> stage_layers;       ///< by stage, together all_layers(model)
+  bool sequence_parallel = false;        ///< each tp rank has a part of the rows between products
   bool recompute_blocks = false;         ///< a block keeps its input alone; changes no bit
   Accumulation accumulation = Accumulation::tree;
   OptimizerConfig optimizer;

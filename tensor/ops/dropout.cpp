@@ -49,16 +49,25 @@ void masked(Queue& queue, const char* name, const Dropout& dropout, std::int64_t
   const std::int64_t n = x.shape()[0];
   const std::int64_t width = x.shape()[1];
   CHECK_CONTRACT(dropout.p >= 0 && dropout.p < 1, "dropout.p is in [0, 1)");
-  CHECK_CONTRACT(rows_per_sample > 0 && n % rows_per_sample == 0, "x holds whole samples");
+  CHECK_CONTRACT(rows_per_sample > 0 && dropout.first_row >= 0, "rows belong to samples");
   if (!residual.empty()) expect(residual, "residual", dtype, {n, width});
   expect(out, "out", dtype, {n, width});
   const RowCut cut = cut_by_bytes(rows_per_sample, 24 * width);
-  queue.tiles(name, n / rows_per_sample * cut.n_tiles(), [=](std::int64_t tile) {
-    const std::int64_t sample = tile / cut.n_tiles();
+  const Range given{dropout.first_row, dropout.first_row + n};
+  const std::int64_t first_sample = given.begin / rows_per_sample;
+  const std::int64_t n_samples =
+      (given.end + rows_per_sample - 1) / rows_per_sample - first_sample;
+  queue.tiles(name, n_samples * cut.n_tiles(), [=](std::int64_t tile) {
+    const std::int64_t sample = first_sample + tile / cut.n_tiles();
     const Range rows = cut.rows(tile % cut.n_tiles());
-    const std::int64_t begin = (sample * rows_per_sample + rows.begin) * width;
-    fast::dropout(dropout.key(sample), dropout.p, rows.begin * width, rows.size() * width,
-                  Elements(x) + begin, Elements(residual) + begin, MutElements(out) + begin);
+    const std::int64_t sample_row = sample * rows_per_sample;
+    const std::int64_t first = std::max(sample_row + rows.begin, given.begin);
+    const std::int64_t last = std::min(sample_row + rows.end, given.end);
+    if (first >= last) return;
+    const std::int64_t begin = (first - given.begin) * width;
+    fast::dropout(dropout.key(sample), dropout.p, (first - sample_row) * width,
+                  (last - first) * width, Elements(x) + begin, Elements(residual) + begin,
+                  MutElements(out) + begin);
   });
 }
 

@@ -15,6 +15,7 @@ struct Dropout {
   std::uint64_t seed = 0;
   std::int64_t step = 0;
   std::int64_t first_sample = 0;  ///< global index of the batch's first sample
+  std::int64_t first_row = 0;     ///< of the batch's rows, where x begins
   std::int32_t layer = 0;
   std::int32_t site = 0;  ///< which dropout of the layer
   std::uint64_t key(std::int64_t sample_in_batch) const;
@@ -23,7 +24,8 @@ struct Dropout {
 /// out[r, c] = residual[r, c] + mask * x[r, c] / (1 - p); residual may be empty (then 0), out may
 /// be x or residual. p = 0 only adds (or copies).
 ///   x, residual, out f32, or all bf16, or all f16: the sum in f32 is rounded once
-///   x (n, C) where rows [i * rows_per_sample, (i+1) * rows_per_sample) are sample first_sample + i
+///   x (n, C) the batch's rows from first_row on, of which [i * rows_per_sample, (i+1) *
+///   rows_per_sample) are sample first_sample + i
 void dropout_forward(Queue& queue, const Dropout& dropout, std::int64_t rows_per_sample, View x,
                      View residual, MutView out);
 

@@ -108,7 +108,8 @@ void embedding_part_forward(Queue& queue, View tokens, View table, std::int64_t 
   });
 }
 
-void add_positions(Queue& queue, View positions, std::int64_t seq_len, MutView y) {
+void add_positions(Queue& queue, View positions, std::int64_t seq_len, std::int64_t first_row,
+                   MutView y) {
   expect_matrix(positions, "positions", y.dtype());
   const std::int64_t width = y.shape()[1];
   CHECK_CONTRACT(positions.shape()[0] >= seq_len && positions.shape()[1] == width,
@@ -117,7 +118,7 @@ void add_positions(Queue& queue, View positions, std::int64_t seq_len, MutView y
   queue.tiles("add_positions", cut.n_tiles(), [=](std::int64_t tile) {
     const Range rows = cut.rows(tile);
     for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-      fast::add(Elements(positions) + i % seq_len * width, MutElements(y) + i * width, width);
+      fast::add(Elements(positions) + (first_row + i) % seq_len * width, MutElements(y) + i * width, width);
     }
   });
 }

@@ -17,8 +17,9 @@ void embedding_forward(Queue& queue, View tokens, View table, View positions, st
 /// ranks is the look-up. tokens are checked against n_rows, the rest as above.
 void embedding_part_forward(Queue& queue, View tokens, View table, std::int64_t first_row,
                             std::int64_t n_rows, MutView y);
-/// y[i] += positions[i % seq_len].
-void add_positions(Queue& queue, View positions, std::int64_t seq_len, MutView y);
+/// y[i] += positions[(first_row + i) % seq_len].
+void add_positions(Queue& queue, View positions, std::int64_t seq_len, std::int64_t first_row,
+                   MutView y);
 
 /// dtable[tokens[i]] += dy[i], i in order, after a zero fill unless Write::add; dpositions[t] = sum
 /// of dy[i] over i % seq_len == t, i in order (rows from seq_len on are zero). Either table may be

@@ -53,8 +53,13 @@ TEST_CASE("P4: tensor-parallel ranks are within 1e-5 of one rank") {
       const Outcome expected = run_world(five_steps(model, 1, 1), 1, 20);
       for (const int tp : {2, 3, 4, 6}) {
         if (model.n_kv_heads % tp != 0 && tp % model.n_kv_heads != 0) continue;
-        INFO((gpt2 ? "GPT-2" : "Llama") << ", dropout " << dropout << ", tp " << tp);
-        check_near(run_world(five_steps(model, 1, tp), 3, 20), expected);
+        for (const bool sequence : {false, true}) {
+          INFO((gpt2 ? "GPT-2" : "Llama")
+               << ", dropout " << dropout << ", tp " << tp << (sequence ? ", rows cut" : ""));
+          Settings settings = five_steps(model, 1, tp);
+          settings.sequence_parallel = sequence;
+          check_near(run_world(settings, 3, 20), expected);
+        }
       }
     }
   }
