@@ -181,7 +181,9 @@ void Stage::spawn() {
   }
   if (embedding_receiver_) {
     loop_.spawn_background("embedding_gradient_receiver", embedding_receiver_->run());
-    loop_.spawn_background("embedding_gradient", add_embedding_gradients());
+    if (!plan_.tp.cuts_rows) {
+      loop_.spawn_background("embedding_gradient", add_embedding_gradients());
+    }
   }
 }
 
@@ -264,7 +266,7 @@ Task<> Stage::run_step(std::int64_t step) {
   if (plan_.tied && is_here(plan_.pipeline.n_stages() - 1)) {
     const int n = plan_.n_microbatches();
     for (int m = std::max(0, n - plan_.n_embedding_gradients); m < n; ++m) {
-      co_await embedding_added_.take(step * n + m);
+      co_await embedding_added(step * n + m);
     }
   }
   held_.clear();
@@ -315,7 +317,7 @@ Task<Leased> Stage::gradient_for(At at) {
   }
   // A leaf of the tied embedding's gradient must be free.
   const At before{at.step, at.m - plan_.n_embedding_gradients, at.chunk};
-  if (plan_.tied && before.m >= 0) co_await embedding_added_.take(key(before));
+  if (plan_.tied && before.m >= 0) co_await embedding_added(key(before));
   const Leased fresh = co_await own_ring_.take(microbatch_rows_[static_cast<std::size_t>(at.m)]);
   co_return fresh;
 }
@@ -378,17 +380,29 @@ Task<> Stage::finish(At at) {
 }
 
 Task<> Stage::add_embedding_gradients() {
-  const std::int64_t a = plan_.n_microbatches();
-  for (std::int64_t k = plan_.first_step * a;; ++k) {
-    const Leased gradient = co_await embedding_gradients_.take(k);
-    const Microbatch microbatch = co_await embedding_microbatches_.take(k);
-    const int last = plan_.pipeline.n_stages() - 1;
-    const At at{k / a, static_cast<int>(k % a), plan_.pipeline.place_of(last).chunk};
-    const std::int64_t begin_ns = now_ns();
-    compute_.embedding_backward(at, microbatch, gradient.tensor);
-    co_await computed("E", at.m, begin_ns);
-    gradient.lease.give_back();
+  for (std::int64_t k = plan_.first_step * plan_.n_microbatches();; ++k) {
+    co_await add_embedding_gradient(k);
     embedding_added_.put(k, Ready{});
+  }
+}
+
+Task<> Stage::add_embedding_gradient(std::int64_t k) {
+  const std::int64_t a = plan_.n_microbatches();
+  const Leased gradient = co_await embedding_gradients_.take(k);
+  const Microbatch microbatch = co_await embedding_microbatches_.take(k);
+  const int last = plan_.pipeline.n_stages() - 1;
+  const At at{k / a, static_cast<int>(k % a), plan_.pipeline.place_of(last).chunk};
+  const std::int64_t begin_ns = now_ns();
+  compute_.embedding_backward(at, microbatch, gradient.tensor);
+  co_await computed("E", at.m, begin_ns);
+  gradient.lease.give_back();
+}
+
+Task<> Stage::embedding_added(std::int64_t k) {
+  if (embedding_receiver_ && plan_.tp.cuts_rows) {
+    co_await add_embedding_gradient(k);
+  } else {
+    co_await embedding_added_.take(k);
   }
 }
 

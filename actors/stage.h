@@ -105,7 +105,11 @@ class Stage {
   Task<Leased> gradient_for(At at);
   Task<Leased> validation_for(int chunk, std::int64_t key, std::int64_t n_rows);
   void pass_gradient_on(At at, Leased gradient);
+  /// As they arrive; or each one where the stage waits for it, if its rows come from the ranks of a
+  /// tensor-parallel group, which then gather them at the same place in their order.
   Task<> add_embedding_gradients();
+  Task<> add_embedding_gradient(std::int64_t k);
+  Task<> embedding_added(std::int64_t k);
   Task<> validate(std::int64_t step, std::int64_t round);
   Task<> validate_one(std::int64_t step, std::int64_t round, int chunk, std::int64_t i);
   /// Returns when the work that was enqueued since begin_ns is done; waits for parameters count.

@@ -44,9 +44,9 @@ std::int64_t receive_elements(int size, std::int64_t n_elements, std::int64_t wi
 }
 
 std::int64_t receive_bytes(int size, int n_kv_sharers, const TensorSums::Plan& plan) {
-  // Where rows are cut, vectors of their width are summed too.
+  // Where rows are cut, other vectors are summed too.
   return 4 * std::max({receive_elements(size, plan.max_elements, plan.row_width),
-                       receive_elements(size, plan.row_width, 0),
+                       receive_elements(size, plan.max_elements, 0),
                        receive_elements(n_kv_sharers, plan.max_kv_elements, 0)});
 }
 

@@ -111,8 +111,8 @@ std::vector<Field> distributed_fields() {
   rows.add("expert_parallel", &D::expert_parallel, "Experts are spread over ranks.")
       .later({}, "write expert_parallel: false");
   rows.add("sequence_parallel", &D::sequence_parallel,
-           "Tensor-parallel ranks split norms and dropout along the sequence.")
-      .later({}, "write sequence_parallel: false");
+           "Between a layer's products each tensor-parallel rank has a part of the tokens: norms, "
+           "dropout and what is kept of them; sums stay in pieces and are gathered where needed.");
   return rows.take();
 }
 

@@ -133,6 +133,13 @@ void check_grid(const LoadedConfig& loaded) {
                        "tp_size: 0",
                        d.tp_size, strategy));
   }
+  if (d.sequence_parallel && strategy != "tp" && strategy != "3d") {
+    refuse(place_of(loaded, {"distributed.sequence_parallel", "distributed.parallel_strategy"}),
+           "distributed.sequence_parallel",
+           fmt::format("true contradicts parallel_strategy {}, whose ranks share no layer; write "
+                       "parallel_strategy: tp, or sequence_parallel: false",
+                       strategy));
+  }
   if (d.pp_size > 1 && strategy != "pp" && strategy != "3d") {
     refuse(place_of(loaded, {"distributed.pp_size", "distributed.parallel_strategy"}),
            "distributed.pp_size",

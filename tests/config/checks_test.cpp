@@ -80,6 +80,11 @@ TEST_CASE("a process started alone for several ranks is refused with the line to
 }
 
 TEST_CASE("grid sizes that do not fit the ranks are refused with both numbers") {
+  const LoadedConfig rows = load(
+      "{data: {max_seq_len: 3}, distributed: {parallel_strategy: tp, sequence_parallel: true}}");
+  CHECK(refusal([&] { resolve_grid(rows, 4); }) ==
+        "c.yaml:1:82: distributed.sequence_parallel: true cuts the tokens of a sample among 4 "
+        "tensor-parallel ranks, but data.max_seq_len is 3; use false, or tp_size: 3 or less");
   const LoadedConfig tp = load("distributed: {parallel_strategy: tp, tp_size: 2}");
   CHECK(refusal([&] { resolve_grid(tp, 1); }) ==
         "c.yaml:1:47: distributed.tp_size: 2 does not divide the 1 rank of this run; start a "
@@ -266,10 +271,18 @@ TEST_CASE("a task says what it needs, and other tasks are refused by name") {
   CHECK(refusal([&] {
           check_task(load("data: {dataset_path: a, steps_per_epoch: 3}"), "stream_lm");
         }) == "accepted");
+  CHECK(refusal([&] { check_task(bare, "sft"); }) ==
+        "data.dataset_path: not set, but --task sft needs data; write data.dataset_path=FILES");
+  const LoadedConfig packing = load("data: {dataset_path: a, packing: true}");
+  CHECK(refusal([&] { check_task(packing, "sft"); }) == "accepted");
+  CHECK(refusal([&] { check_task(packing, "lm"); }) ==
+        "c.yaml:1:34: data.packing: true, but samples of --task lm are full anyway; write --task "
+        "sft, or remove it");
   CHECK(refusal([&] { check_task(data, "dpo"); }) ==
-        "--task dpo: is not in this version; the tasks are lm and stream_lm");
+        "--task dpo: is not in this version; the tasks are lm, stream_lm and sft");
   CHECK(refusal([&] { check_task(data, "steam_lm"); }) ==
-        "--task steam_lm: unknown task; the tasks are lm and stream_lm; did you mean stream_lm?");
+        "--task steam_lm: unknown task; the tasks are lm, stream_lm and sft; did you mean "
+        "stream_lm?");
 }
 
 TEST_CASE("the backend follows the devices unless it is written") {

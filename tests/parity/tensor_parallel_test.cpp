@@ -31,19 +31,6 @@ Settings five_steps(const ModelConfig& model, int dp, int tp) {
   return settings;
 }
 
-/// Within 1e-5 of `expected`: weights after all steps, gradients of the last one, losses; the norms
-/// within 1e-6.
-void check_near(const Outcome& outcome, const Outcome& expected) {
-  CHECK(relative_distance(outcome.weights, expected.weights) < 1e-5);
-  CHECK(relative_distance(outcome.gradients, expected.gradients) < 1e-5);
-  REQUIRE(outcome.losses.size() == expected.losses.size());
-  for (std::size_t i = 0; i < expected.losses.size(); ++i) {
-    CHECK(outcome.losses[i] == Approx(expected.losses[i]).epsilon(1e-5));
-    CHECK(outcome.reports[i].grad_norm == Approx(expected.reports[i].grad_norm).epsilon(1e-5));
-    CHECK(outcome.reports[i].n_valid == expected.reports[i].n_valid);
-  }
-}
-
 }  // namespace
 
 TEST_CASE("P4: tensor-parallel ranks are within 1e-5 of one rank") {
@@ -82,15 +69,24 @@ TEST_CASE("P4: inside of data-parallel pipelines, with ZeRO, within 1e-5 of one 
     const Outcome one = run_world(settings_of(1, 1, 1, ScheduleKind::one_f_one_b, 0), 1, 20);
     const Outcome flat = run_world(settings_of(2, 1, 2, ScheduleKind::one_f_one_b, 0), 1, 20);
     check_near(flat, one);
+    Settings with_rows = settings_of(2, 1, 2, ScheduleKind::one_f_one_b, 0);
+    with_rows.sequence_parallel = true;
+    const Outcome flat_rows = run_world(with_rows, 1, 20);
     struct Case {
       ScheduleKind kind;
       int zero_stage;
+      bool sequence;
     };
-    for (const Case c : {Case{ScheduleKind::one_f_one_b, 1}, Case{ScheduleKind::zero_bubble, 3}}) {
-      INFO((tied ? "tied, " : "") << "zero " << c.zero_stage);
-      const Outcome outcome = run_world(settings_of(2, 2, 2, c.kind, c.zero_stage), 3, 20);
+    for (const Case c :
+         {Case{ScheduleKind::one_f_one_b, 1, false}, Case{ScheduleKind::zero_bubble, 3, false},
+          Case{ScheduleKind::one_f_one_b, 1, true}, Case{ScheduleKind::zero_bubble, 3, true}}) {
+      INFO((tied ? "tied, " : "") << "zero " << c.zero_stage << (c.sequence ? ", rows cut" : ""));
+      Settings settings = settings_of(2, 2, 2, c.kind, c.zero_stage);
+      settings.sequence_parallel = c.sequence;
+      const Outcome outcome = run_world(settings, 3, 20);
       check_near(outcome, one);
-      check_same(outcome, flat);  // P2: pipeline, schedule and ZeRO change no bit
+      // P2: pipeline, schedule and ZeRO change no bit
+      check_same(outcome, c.sequence ? flat_rows : flat);
     }
   }
 }
@@ -99,11 +95,14 @@ TEST_CASE("P1, P2: timing, recomputation and the schedule change no bit of tenso
   for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
     ModelConfig model = model_of(false, 0.1f);
     model.compute = compute;
-    Settings settings = five_steps(model, 1, 3);
-    const Outcome expected = run_world(settings, 0, 20);
-    for (std::uint64_t seed = 1; seed <= 10; ++seed) {
-      settings.recompute_blocks = seed % 2 == 0;
-      check_same(run_world(settings, seed, 20), expected);
+    for (const bool sequence : {false, true}) {
+      Settings settings = five_steps(model, 1, 3);
+      settings.sequence_parallel = sequence;
+      const Outcome expected = run_world(settings, 0, 20);
+      for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+        settings.recompute_blocks = seed % 2 == 0;
+        check_same(run_world(settings, seed, 20), expected);
+      }
     }
   }
 }
@@ -113,9 +112,13 @@ TEST_CASE("bf16 and fp16 tensor-parallel ranks stay near one rank") {
     ModelConfig model = model_of(false, 0);
     model.compute = compute;
     const Outcome expected = run_world(five_steps(model, 1, 1), 1, 20);
-    const Outcome outcome = run_world(five_steps(model, 1, 2), 1, 20);
-    for (std::size_t i = 0; i < expected.losses.size(); ++i) {
-      CHECK(outcome.losses[i] == Approx(expected.losses[i]).epsilon(0.01));
+    for (const bool sequence : {false, true}) {
+      Settings settings = five_steps(model, 1, 2);
+      settings.sequence_parallel = sequence;
+      const Outcome outcome = run_world(settings, 1, 20);
+      for (std::size_t i = 0; i < expected.losses.size(); ++i) {
+        CHECK(outcome.losses[i] == Approx(expected.losses[i]).epsilon(0.01));
+      }
     }
   }
 }
@@ -125,8 +128,11 @@ TEST_CASE("replicated tensors have the same bits on every rank of the group afte
   Settings settings = five_steps(model, 1, 4);
   settings.n_steps = settings.optimizer.lr.n_steps = 20;
   settings.optimizer.lr.peak = 1e-2;
-  // The world joins the ranks' parts and refuses two values of one element.
-  CHECK(run_world(settings, 5, 20).reports.back().n_updates == 20);
+  for (const bool sequence : {false, true}) {
+    settings.sequence_parallel = sequence;
+    // The world joins the ranks' parts and refuses two values of one element.
+    CHECK(run_world(settings, 5, 20).reports.back().n_updates == 20);
+  }
 }
 
 TEST_CASE("a zero head has loss ln V, whatever the cut and the padding of the vocabulary") {

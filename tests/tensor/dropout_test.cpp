@@ -102,9 +102,25 @@ TEST_CASE("p = 0 only adds, in place too") {
   for (std::int64_t i = 0; i < x.size(); ++i) REQUIRE(sum[i] == before[i] + x[i]);
 }
 
-TEST_CASE("dropout refuses p = 1 and broken samples") {
+TEST_CASE("a part of the rows is dropped as in the whole, wherever it begins") {
+  Queue queue;
+  Tensor x({12, 5});
+  std::fill(x.begin(), x.end(), 1.0f);
+  Tensor whole({12, 5});
+  Dropout dropout{.p = 0.4f, .seed = 3, .first_sample = 7};
+  dropout_forward(queue, dropout, 4, x, View(), whole);
+  for (const Range rows : {Range{0, 3}, Range{3, 8}, Range{8, 12}, Range{5, 6}}) {
+    Tensor some({rows.size(), 5});
+    dropout.first_row = rows.begin;
+    dropout_forward(queue, dropout, 4, part(View(x), 0, {rows.size(), 5}), View(), some);
+    queue.finish();
+    for (std::int64_t i = 0; i < some.size(); ++i) CHECK(some[i] == whole[rows.begin * 5 + i]);
+  }
+}
+
+TEST_CASE("dropout refuses p = 1 and samples without rows") {
   Queue queue;
   const Tensor x({6, 2});
   CHECK_THROWS_AS(dropout_forward(queue, {.p = 1}, 3, x, View(), x), ContractBroken);
-  CHECK_THROWS_AS(dropout_forward(queue, {.p = 0.1f}, 4, x, View(), x), ContractBroken);
+  CHECK_THROWS_AS(dropout_forward(queue, {.p = 0.1f}, 0, x, View(), x), ContractBroken);
 }

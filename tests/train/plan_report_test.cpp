@@ -49,10 +49,12 @@ World::Options random_run(const Settings& settings) {
 
 /// The same on ranks that share each layer, also in pipelines and with ZeRO.
 void add_tensor_parallel(Settings tensor, std::vector<Settings>& all) {
-  if (tensor.model.is_mixture()) return;
   tensor.shares_memory = false;
   for (const int tp : {2, 4}) {
     tensor.grid.tp = tp;
+    tensor.sequence_parallel = false;
+    all.push_back(tensor);
+    tensor.sequence_parallel = true;
     all.push_back(tensor);
     tensor.zero_stage = tp == 2 ? 3 : 1;
     tensor.model.compute = tp == 2 ? Dtype::f32 : Dtype::bf16;
