@@ -66,7 +66,8 @@ CommandLine parse(int argc, char** argv) {
   app.add_option("--config-path", line.request.config_path,
                  "the YAML file; without it, all defaults");
   app.add_option("--task", line.request.task,
-                 "lm (tokenizes the data once into a cache) or stream_lm (never holds the data)")
+                 "lm (tokenizes once into a cache), stream_lm (never holds the data), sft (answers "
+                 "alone)")
       ->capture_default_str();
   app.add_option(
       "--trace", line.request.trace_dir,

@@ -255,16 +255,16 @@ void check_vocabulary(const LoadedConfig& loaded, std::int64_t n_tokenizer_ids) 
 }
 
 void check_task(const LoadedConfig& loaded, std::string_view task) {
-  const std::vector<std::string> known = {"lm", "stream_lm"};
-  const std::vector<std::string> later = {"sft", "dpo",  "simpo",   "reward",
-                                          "ppo", "grpo", "distill", "regression"};
+  const std::vector<std::string> known = {"lm", "stream_lm", "sft"};
+  const std::vector<std::string> later = {"dpo",  "simpo",   "reward",    "ppo",
+                                          "grpo", "distill", "regression"};
+  const std::string choices = "the tasks are lm, stream_lm and sft";
   if (std::count(later.begin(), later.end(), task)) {
-    throw ConfigError(
-        fmt::format("--task {}: is not in this version; the tasks are lm and stream_lm", task));
+    throw ConfigError(fmt::format("--task {}: is not in this version; {}", task, choices));
   }
   if (!std::count(known.begin(), known.end(), task)) {
-    throw ConfigError(fmt::format("--task {}: unknown task; the tasks are lm and stream_lm{}",
-                                  printable(task), did_you_mean(task, known)));
+    throw ConfigError(fmt::format("--task {}: unknown task; {}{}", printable(task), choices,
+                                  did_you_mean(task, known)));
   }
   const DataConfig& data = loaded.config.data;
   if (data.dataset_path.empty()) {
@@ -277,6 +277,13 @@ void check_task(const LoadedConfig& loaded, std::string_view task) {
         "data.steps_per_epoch: not set, but --task stream_lm does not know where its data ends; "
         "write "
         "data.steps_per_epoch=N or use --task lm");
+  }
+  if (data.packing && task != "sft") {
+    refuse(
+        place_of(loaded, {"data.packing"}), "data.packing",
+        fmt::format("true, but samples of --task {} are full anyway; write --task sft, or remove "
+                    "it",
+                    task));
   }
 }
 

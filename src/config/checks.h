@@ -69,7 +69,8 @@ BatchPlan resolve_batch(const LoadedConfig& loaded, std::int64_t n_data_parallel
 void check_vocabulary(const LoadedConfig& loaded, std::int64_t n_tokenizer_ids);
 
 /// Refuses (ConfigError) what the task needs and the configuration lacks: data.dataset_path, and
-/// data.steps_per_epoch for stream_lm; and the tasks that this version does not have.
+/// data.steps_per_epoch for stream_lm; what only another task has; and the tasks that this version
+/// does not have.
 void check_task(const LoadedConfig& loaded, std::string_view task);
 
 /// "mpi" or "nccl": distributed.backend, or what fits the devices this rank sees. An explicit nccl

@@ -91,6 +91,7 @@ struct DataConfig {
   std::optional<std::string> cache_dir;
   std::int64_t max_seq_len = 512;  ///< T, tokens of one sample
   std::optional<std::int64_t> steps_per_epoch;
+  bool packing = false;  ///< of --task sft
   bool shuffle = true;
   std::int64_t shuffle_buffer = 4096;  ///< samples
   bool operator==(const DataConfig&) const = default;

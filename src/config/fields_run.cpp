@@ -38,6 +38,10 @@ std::vector<Field> data_fields() {
   rows.add("steps_per_epoch", &D::steps_per_epoch,
            "Optimizer steps called an epoch; stream_lm needs it, null is one pass over the data.")
       .in(between(1, count_max));
+  rows.add(
+      "packing", &D::packing,
+      "--task sft: as many examples a sample as fit, one after the other; false is one, and the "
+      "rest of the sample is not trained on.");
   rows.add("shuffle", &D::shuffle,
            "Samples come in an order drawn from training.seed; false reads in file order.");
   rows.add("shuffle_buffer", &D::shuffle_buffer, "Samples that stream_lm holds and draws from.")

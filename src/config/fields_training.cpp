@@ -47,7 +47,7 @@ void guide_only(Rows<TrainingConfig>& rows) {
                            "distill_temperature", "distill_alpha", "distill_teacher_path",
                            "grpo_clip_eps", "grpo_kl_beta", "grpo_group_size"}) {
     rows.guide(name, Kind::text, "Belongs to tasks that are not in this version.")
-        .later({Value{}}, "the tasks are lm and stream_lm; remove the field");
+        .later({Value{}}, "the tasks are lm, stream_lm and sft; remove the field");
   }
 }
 

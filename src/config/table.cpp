@@ -59,7 +59,8 @@ const std::vector<Field>& all_fields() {
 
 const std::vector<Section>& all_sections() {
   static const std::string no_rl =
-      "reinforcement learning is not in this version: the tasks are lm and stream_lm; remove the "
+      "reinforcement learning is not in this version: the tasks are lm, stream_lm and sft; remove "
+      "the "
       "section";
   static const std::vector<Section> sections = {
       {"model", "The decoder: sizes and kinds of its parts.", ""},

@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "src/base/error.h"
+#include "src/base/strict_json.h"
 #include "src/data/byte_level.h"
 
 namespace llm {
@@ -17,62 +18,19 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::size_t max_file_bytes = std::size_t{256} << 20;  // Gemma's, a large one, has 33 MB
+constexpr int max_depth = 64;
 constexpr std::size_t max_token_bytes = 64 * 1024;
 constexpr std::int64_t max_unused_ids = 4096;  // beyond as many again as there are tokens
 const char* const way_out =
     "byte-level BPE as GPT-2 and Llama 3 have it is read; tokenize with the tokenizer's own tools "
     "into .bin files";
 
-/// Text of the file in a message: its beginning, in quotes.
-std::string in_quotes(std::string_view text) {
-  constexpr std::size_t n_max = 60;
-  const std::string shown(text.substr(0, n_max));
-  return Json(shown).dump(-1, ' ', false, Json::error_handler_t::replace) +
-         (text.size() > n_max ? "..." : "");
-}
-
-/// Counts how deep it is and which names an object has had.
-class NamesOnce {
- public:
-  explicit NamesOnce(const std::string& path) : path_(path) {}
-  bool operator()(int, Json::parse_event_t event, Json& parsed) {
-    constexpr std::size_t max_depth = 64;
-    if (event == Json::parse_event_t::object_start) {
-      if (names_.size() == max_depth) {
-        throw DataError(fmt::format("{}: objects lie {} deep", path_, max_depth + 1));
-      }
-      names_.emplace_back();
-    } else if (event == Json::parse_event_t::object_end) {
-      names_.pop_back();
-    } else if (event == Json::parse_event_t::key) {
-      const auto& name = parsed.get_ref<const std::string&>();
-      if (!names_.back().insert(name).second) {
-        throw DataError(
-            fmt::format("{}: the name {} stands twice in one object", path_, in_quotes(name)));
-      }
-    }
-    return true;
-  }
-
- private:
-  const std::string& path_;
-  std::vector<std::unordered_set<std::string>> names_;
-};
-
 Json parse(std::string_view text, const std::string& path) {
   if (text.size() > max_file_bytes) {
     throw DataError(
         fmt::format("{}: has {} bytes; {} are the most", path, text.size(), max_file_bytes));
   }
-  try {
-    return Json::parse(text, NamesOnce(path));
-  } catch (const Json::parse_error& error) {
-    throw DataError(fmt::format("{}: is not valid JSON: {} (byte {})", path,
-                                std::string_view(error.what()).substr(0, 200), error.byte));
-  } catch (const Json::exception& error) {  // a number too large, ...
-    throw DataError(fmt::format("{}: is not valid JSON: {}", path,
-                                std::string_view(error.what()).substr(0, 200)));
-  }
+  return parse_strict_json(text, path, max_depth);
 }
 
 /// A value in the file and where it stands: every getter refuses what it does not get.

@@ -2,12 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <set>
 #include <string>
-#include <vector>
 
 #include "src/base/error.h"
 #include "src/base/file.h"
+#include "src/base/strict_json.h"
 
 namespace llm {
 namespace {
@@ -29,28 +28,7 @@ std::string text_of(const std::filesystem::path& path) {
 }  // namespace
 
 nlohmann::json read_json_object(const std::filesystem::path& path) {
-  using Json = nlohmann::json;
-  const std::string text = text_of(path);
-  std::vector<std::set<std::string>> keys;  // of the objects around
-  const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (depth > max_depth) {
-      throw DataError(
-          fmt::format("{}: JSON nested deeper than {} levels", path.string(), max_depth));
-    }
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(value).second) {
-      throw DataError(
-          fmt::format("{}: the key {} stands there twice", path.string(), value.dump()));
-    }
-    return true;
-  };
-  Json json;
-  try {
-    json = Json::parse(text, check);
-  } catch (const Json::exception& error) {
-    throw DataError(fmt::format("{}: not JSON: {}", path.string(), error.what()));
-  }
+  nlohmann::json json = parse_strict_json(text_of(path), path.string(), max_depth);
   if (!json.is_object()) throw DataError(path.string() + ": holds no JSON object");
   return json;
 }

@@ -55,7 +55,9 @@ std::string generate(const Decoder& decoder, const AllValues& values, const Toke
     const double u = uniform_from(philox_at(key, static_cast<std::uint64_t>(i))[0]);
     // Ids that the tokenizer does not have (a padded vocabulary) are never drawn.
     const std::int64_t n_ids = std::min(config.vocab_size, tokenizer.n_ids());
-    ids.push_back(draw(row.as<float>(), n_ids, options.temperature, u));
+    const std::int32_t id = draw(row.as<float>(), n_ids, options.temperature, u);
+    if (id == options.end_id) break;
+    ids.push_back(id);
   }
   std::string text;
   tokenizer.decode(ids, text);

@@ -164,8 +164,9 @@ AllValues values_of(const ModelState& state) {
 
 std::string sample_of(const Start& start, const DataSet& data, const Decoder& decoder,
                       const AllValues& values) {
-  const GenerateOptions options{.seed = start.settings.seed, .window = start.settings.seq_len};
-  return generate(decoder, values, *data.tokenizer, "\n", options);
+  const GenerateOptions options{
+      .seed = start.settings.seed, .end_id = data.sample_end_id, .window = start.settings.seq_len};
+  return generate(decoder, values, *data.tokenizer, data.sample_prompt, options);
 }
 
 /// One run of one rank, from its data to its last line.
@@ -350,7 +351,7 @@ std::string plan_run(const RunRequest& request, std::int64_t n_ranks, std::int64
   settings.shares_memory = n_ranks > 1 && n_ranks <= ranks_per_node;
   std::string text;
   for (const std::string& note : loaded.notes) text += "note: " + note + "\n";
-  const std::int64_t n_samples = estimate_samples(loaded);
+  const std::int64_t n_samples = estimate_samples(loaded, request.task);
   if (n_samples > 0 || loaded.config.data.steps_per_epoch) {
     set_length(settings, length_of(loaded, settings, n_samples, n_samples > 0 ? 1 : 0));
   }

@@ -71,7 +71,7 @@ CONFIGURATIONS = {
     "a run folder that is a file is a file error": (74, ["text.txt"], None, ["logging.run_dir=text.txt"]),
     "a stream without an epoch's length says what to write": (
         78, ["data.steps_per_epoch", "stream_lm"], None, ["--task", "stream_lm"]),
-    "a task that is not there yet is refused": (78, ["--task dpo", "lm and stream_lm"], None, ["--task", "dpo"]),
+    "a task that is not there yet is refused": (78, ["--task dpo", "lm, stream_lm and sft"], None, ["--task", "dpo"]),
     "an unknown task names the nearest one": (78, ["--task", "strem_lm", "stream_lm"], None, ["--task", "strem_lm"]),
 }
 

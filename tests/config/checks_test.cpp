@@ -266,10 +266,18 @@ TEST_CASE("a task says what it needs, and other tasks are refused by name") {
   CHECK(refusal([&] {
           check_task(load("data: {dataset_path: a, steps_per_epoch: 3}"), "stream_lm");
         }) == "accepted");
+  CHECK(refusal([&] { check_task(bare, "sft"); }) ==
+        "data.dataset_path: not set, but --task sft needs data; write data.dataset_path=FILES");
+  const LoadedConfig packing = load("data: {dataset_path: a, packing: true}");
+  CHECK(refusal([&] { check_task(packing, "sft"); }) == "accepted");
+  CHECK(refusal([&] { check_task(packing, "lm"); }) ==
+        "c.yaml:1:34: data.packing: true, but samples of --task lm are full anyway; write --task "
+        "sft, or remove it");
   CHECK(refusal([&] { check_task(data, "dpo"); }) ==
-        "--task dpo: is not in this version; the tasks are lm and stream_lm");
+        "--task dpo: is not in this version; the tasks are lm, stream_lm and sft");
   CHECK(refusal([&] { check_task(data, "steam_lm"); }) ==
-        "--task steam_lm: unknown task; the tasks are lm and stream_lm; did you mean stream_lm?");
+        "--task steam_lm: unknown task; the tasks are lm, stream_lm and sft; did you mean "
+        "stream_lm?");
 }
 
 TEST_CASE("the backend follows the devices unless it is written") {

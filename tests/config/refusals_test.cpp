@@ -387,11 +387,11 @@ TEST_CASE("what this version does not do is refused with what to write") {
        "c.yaml:1:25: training.peft_kwargs: a map or a list of lists is not in this version; every "
        "parameter is trained; remove the field"},
       {"training: {dpo_beta: 0.1}",
-       "c.yaml:1:22: training.dpo_beta: 0.1 is not in this version; the tasks are lm and "
-       "stream_lm; remove the field"},
+       "c.yaml:1:22: training.dpo_beta: 0.1 is not in this version; the tasks are lm, "
+       "stream_lm and sft; remove the field"},
       {"training: {grpo_group_size: 4}",
-       "c.yaml:1:29: training.grpo_group_size: 4 is not in this version; the tasks are lm and "
-       "stream_lm; remove the field"},
+       "c.yaml:1:29: training.grpo_group_size: 4 is not in this version; the tasks are lm, "
+       "stream_lm and sft; remove the field"},
       {"data: {tokenizer_path: t.json}",
        "c.yaml:1:24: data.tokenizer_path: t.json contradicts data.tokenizer_type byte; write "
        "tokenizer_type: hf, or remove it"},
@@ -421,11 +421,11 @@ TEST_CASE("what this version does not do is refused with what to write") {
 TEST_CASE("a field of the guide's without a counterpart is refused with what to write") {
   check_refused({
       {"ppo: {clip_epsilon: 0.2}",
-       "c.yaml:1:1: ppo: reinforcement learning is not in this version: the tasks are lm and "
-       "stream_lm; remove the section"},
+       "c.yaml:1:1: ppo: reinforcement learning is not in this version: the tasks are lm, "
+       "stream_lm and sft; remove the section"},
       {"rlhf: {}",
-       "c.yaml:1:1: rlhf: reinforcement learning is not in this version: the tasks are lm and "
-       "stream_lm; remove the section"},
+       "c.yaml:1:1: rlhf: reinforcement learning is not in this version: the tasks are lm, "
+       "stream_lm and sft; remove the section"},
       {"model: {attn_sparse: {kind: streaming}}",
        "c.yaml:1:22: model.attn_sparse: a map or a list of lists has no counterpart here; "
        "attention is dense and causal; remove the field"},

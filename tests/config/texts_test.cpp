@@ -109,7 +109,7 @@ TEST_CASE("the shipped configurations load without notes, run on 1, 2 and 8 rank
     INFO(entry.path());
     CHECK(loaded.notes.empty());
     CHECK(test::load(to_yaml(loaded)).config == loaded.config);
-    CHECK_NOTHROW(check_task(loaded, "lm"));
+    CHECK_NOTHROW(check_task(loaded, loaded.config.data.packing ? "sft" : "lm"));
     for (const int n_ranks : {1, 2, 8}) {
       const DistributedConfig& d = loaded.config.distributed;
       const std::int64_t tp = std::max<std::int64_t>(1, d.tp_size);
@@ -125,6 +125,7 @@ TEST_CASE("the shipped configurations load without notes, run on 1, 2 and 8 rank
 TEST_CASE("the shipped sizes are what their names say") {
   CHECK(shipped("quickstart.yaml").config.model.vocab_size == 256);
   CHECK_NOTHROW(check_task(shipped("ddp.yaml"), "stream_lm"));
+  CHECK_NOTHROW(check_task(shipped("sft.yaml"), "sft"));
   CHECK(shipped("gpt2-124m.yaml").config.model.hidden_size == 768);
   CHECK(shipped("llama-small.yaml").config.model.n_kv_heads() == 4);
 }
