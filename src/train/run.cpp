@@ -298,7 +298,7 @@ class Run {
                         start_.settings.n_steps, start_.run_dir));
       }
     } else if (!has_all && trainer.master_server() != nullptr) {
-      loop.spawn("master_server", trainer.master_server()->run());
+      loop.spawn("master_server", trainer.master_server()->run(pieces_of(trainer.state())));
       loop.run();
     }
     return static_cast<int>(stopped ? ExitCode::stopped : ExitCode::ok);
@@ -311,6 +311,7 @@ class Run {
   /// Rank 0, where ranks own a part of the weights each.
   void save_from_all(Loop& loop, Trainer& trainer, bool says_sample) {
     MasterFetcher& fetcher = trainer.master_fetcher();
+    fetcher.set_source(pieces_of(trainer.state()));
     const ValueOf fetch = [&loop, &fetcher](std::size_t canonical) {
       loop.spawn("master_fetcher", fetcher.fetch(canonical));
       loop.run();
