@@ -75,9 +75,12 @@ std::string checkpoint_name(std::int64_t step) {
 
 fs::path begin_checkpoint(const fs::path& folder, std::int64_t step) {
   const fs::path draft = folder / (checkpoint_name(step) + unfinished);
-  remove_folder(draft);
   std::error_code error;
-  fs::create_directories(draft, error);
+  fs::create_directories(folder, error);
+  if (!error) {
+    remove_folder(draft);
+    fs::create_directory(draft, error);
+  }
   if (error) {
     throw FileError(fmt::format("checkpoint.checkpoint_dir: cannot make {}: {}", draft.string(),
                                 error.message()));
