@@ -107,7 +107,8 @@ Pass DecoderCompute::pass(std::int64_t batch, std::int64_t first_sample, std::in
 void DecoderCompute::set_losses(Pass& p, const Microbatch& microbatch, LossSum& loss) const {
   p.labels = microbatch.labels;
   p.loss_scale = loss_scale_;
-  p.router_losses = &loss.router;
+  // Tensor-parallel ranks have the same routers.
+  if (decoder_.config().tp.rank == 0) p.router_losses = &loss.router;
 }
 
 Range DecoderCompute::blocks_of(int chunk) const {

@@ -32,7 +32,8 @@ struct Block {
     return {.n_tokens = n(),
             .seq_len = pass.seq_len,
             .n_experts = config.n_experts,
-            .top_k = config.top_k};
+            .top_k = config.top_k,
+            .own = config.local_experts()};
   }
   NormPart norm1(const BlockSaved& saved) const {
     return {values[Role::norm1_weight], values[Role::norm1_bias], saved.mean1, saved.rstd1};
@@ -49,8 +50,8 @@ struct Block {
   MutView take_qkv(Arena& arena) const {
     return arena.take(config.compute, {n(), config.qkv_width()});
   }
-  /// What the mlp goes over: tokens, or a mixture's grouped rows.
-  std::int64_t n_rows() const { return n() * config.n_active_mlps(); }
+  /// What the mlp goes over: tokens, or as many grouped rows as a mixture's own experts may have.
+  std::int64_t n_rows() const { return config.is_mixture() ? router_shape().n_rows() : n(); }
   MutView take_intermediate(Arena& arena) const {
     return arena.take(config.compute, {n_rows(), config.local_intermediate_size()});
   }

@@ -17,7 +17,10 @@ struct Sizes {
   std::int64_t hidden() const { return values({n(), config.hidden_size}); }
   std::int64_t attention_out() const { return values({n(), config.attention_width()}); }
   std::int64_t qkv() const { return values({n(), config.qkv_width()}); }
-  std::int64_t n_rows() const { return n() * config.n_active_mlps(); }
+  RouterShape router() const {
+    return {n(), seq_len, config.n_experts, config.top_k, config.local_experts()};
+  }
+  std::int64_t n_rows() const { return config.is_mixture() ? router().n_rows() : n(); }
   std::int64_t intermediate() const { return values({n_rows(), config.local_intermediate_size()}); }
   /// What only a mixture has.
   std::int64_t expert_rows() const {
@@ -33,7 +36,7 @@ struct Sizes {
     if (!config.is_mixture()) return 0;
     const auto ints = [](Shape shape) { return Arena::bytes_for(Dtype::i32, shape); };
     return floats({n(), config.n_experts}) + router_weights() + 2 * ints({n(), config.top_k}) +
-           ints({n_rows()}) + ints({config.n_experts + 1}) + ints({batch, config.n_experts});
+           ints({n_rows()}) + ints({router().n_own() + 1}) + ints({batch, config.n_experts});
   }
   std::int64_t mlp_deltas() const {
     const std::int64_t router = config.is_mixture() ? values({n(), config.n_experts}) : 0;

@@ -70,12 +70,19 @@ void forward_hidden(const Block& block, const BlockSaved& saved) {
   }
 }
 
+/// How many of a mixture's grouped rows there are; empty: all rows of the mlp.
+View n_used_rows(const Block& block, const BlockSaved& saved) {
+  if (!block.config.is_mixture()) return {};
+  return part(saved.routing.begins, block.router_shape().n_own(), {1});
+}
+
 /// The hidden layer after its activation, from what lies before it.
 void activate(const Block& block, const BlockSaved& saved, MutView hidden) {
+  const View n_rows = n_used_rows(block, saved);
   if (block.config.gated) {
-    gated_forward(block.pass.queue, block.config.activation, saved.gate, saved.up, hidden);
+    gated_forward(block.pass.queue, block.config.activation, saved.gate, saved.up, hidden, n_rows);
   } else {
-    activation_forward(block.pass.queue, block.config.activation, saved.up, hidden);
+    activation_forward(block.pass.queue, block.config.activation, saved.up, hidden, n_rows);
   }
 }
 
@@ -103,6 +110,9 @@ void combine_backward(const Block& block, const BlockSaved& saved, const BlockDe
   const MutView token_losses = pass.scratch.take(Dtype::f32, {block.n(), 2});
   combine_rows_backward(pass.queue, block.router_shape(), saved.routing, saved.expert_out,
                         deltas.mlp_out, deltas.expert_out, dweights);
+  // Each visit's is on the one rank that has its expert; the others add zeros. So all ranks have
+  // the same gradient of the router.
+  sum_over_group(pass, dweights);
   router_backward(pass.queue, block.router_shape(), saved.routing, dweights, pass.labels,
                   block.config.router_weights, pass.loss_scale, deltas.router, token_losses);
   if (pass.router_losses != nullptr) {
@@ -124,7 +134,7 @@ void take_mlp(const Block& block, Arena& arena, BlockSaved& saved) {
                    .weights = arena.take(Dtype::f32, {shape.n_tokens, shape.top_k}),
                    .rows = arena.take(Dtype::i32, {shape.n_tokens, shape.top_k}),
                    .visits = arena.take(Dtype::i32, {shape.n_rows()}),
-                   .begins = arena.take(Dtype::i32, {shape.n_experts + 1}),
+                   .begins = arena.take(Dtype::i32, {shape.n_own() + 1}),
                    .counts = arena.take(Dtype::i32, {shape.n_sequences(), shape.n_experts})};
   saved.expert_out = block.take_expert_rows(arena);
 }
@@ -144,6 +154,7 @@ void mlp_forward_half(const Block& block, const BlockSaved& saved, MutView proje
     forward_out(block, saved, saved.expert_out);
     combine_rows(queue, block.router_shape(), saved.routing, Weigh::yes, saved.expert_out,
                  projected);
+    sum_over_group(block.pass, projected);
   } else {
     forward_out(block, saved, projected);
   }
@@ -161,11 +172,12 @@ void mlp_backward_input(const Block& block, const BlockSaved& saved, const Block
   if (block.config.is_mixture()) combine_backward(block, saved, deltas);
   MlpLinear{block, saved, Role::down_weight}.backward_input(out_delta(block, deltas), Write::set,
                                                             deltas.up);
+  const View n_rows = n_used_rows(block, saved);
   if (block.config.gated) {
     gated_backward(queue, block.config.activation, saved.gate, saved.up, deltas.up, deltas.gate,
-                   deltas.up);
+                   deltas.up, n_rows);
   } else {
-    activation_backward(queue, block.config.activation, saved.up, deltas.up, deltas.up);
+    activation_backward(queue, block.config.activation, saved.up, deltas.up, deltas.up, n_rows);
   }
 }
 
@@ -207,8 +219,10 @@ void mlp_backward_norm(const Block& block, const BlockSaved& saved, const BlockD
   }
   if (is_mixture) {
     combine_rows(queue, block.router_shape(), saved.routing, Weigh::no, drows, dnormed);
-    linear_backward_input(queue, deltas.router, block.values[Role::router_weight], Write::add,
-                          dnormed);
+    if (block.config.tp.rank == 0) {  // once in the sum: all ranks have the same
+      linear_backward_input(queue, deltas.router, block.values[Role::router_weight], Write::add,
+                            dnormed);
+    }
   }
   sum_over_group(block.pass, dnormed);
   norm_backward(block.config, queue, block.norm2(saved), saved.middle, dnormed,

@@ -38,17 +38,16 @@ void check_slices(const ModelConfig& config) {
                     size, field, value));
   };
   require("num_heads", config.n_heads);
-  require("intermediate_size", config.intermediate_size);
+  if (config.is_mixture()) {
+    require("num_experts", config.n_experts);
+  } else {
+    require("intermediate_size", config.intermediate_size);
+  }
   if (config.n_kv_heads % size != 0 && size % config.n_kv_heads != 0) {
     throw ConfigError(fmt::format(
         "distributed.tp_size: {} is neither a divisor nor a multiple of model.num_kv_heads {}, so "
         "that heads would be shared unevenly; use a divisor or a multiple of it",
         size, config.n_kv_heads));
-  }
-  if (config.is_mixture()) {
-    throw ConfigError(fmt::format(
-        "distributed.tp_size: {} with model.num_experts {} is not in this version; use tp_size: 1",
-        size, config.n_experts));
   }
 }
 

@@ -49,8 +49,8 @@ struct ModelConfig {
   Dtype compute = Dtype::f32;
 
   /// The part of the model that a rank has where several share each layer (tensor parallelism):
-  /// heads, the mlp's width and the vocabulary are cut, see src/model/tensor_slice.h. The extents
-  /// above are the whole model's.
+  /// heads, the mlp's width or the experts, and the vocabulary are cut, see
+  /// src/model/tensor_slice.h. The extents above are the whole model's.
   struct TensorParallel {
     int size = 1;
     int rank = 0;
@@ -67,7 +67,14 @@ struct ModelConfig {
   /// Of this rank's heads together.
   std::int64_t attention_width() const { return n_local_heads() * head_dim(); }
   std::int64_t qkv_width() const { return (n_local_heads() + 2 * n_local_kv_heads()) * head_dim(); }
-  std::int64_t local_intermediate_size() const { return intermediate_size / tp.size; }
+  /// A mixture's ranks have whole experts.
+  std::int64_t local_intermediate_size() const {
+    return is_mixture() ? intermediate_size : intermediate_size / tp.size;
+  }
+  Range local_experts() const {
+    const std::int64_t n = n_experts / tp.size;
+    return {tp.rank * n, (tp.rank + 1) * n};
+  }
   /// Rows of this rank's embedding and head; the last ranks' may be padding.
   std::int64_t local_vocab_size() const { return (vocab_size + tp.size - 1) / tp.size; }
   Range local_tokens() const {

@@ -83,11 +83,15 @@ void take_slice(const ModelConfig& config, ParameterSpec& spec) {
     case Role::gate_bias:
     case Role::up_weight:
     case Role::up_bias:
-      return take_rows(spec, {part(config.intermediate_size)});
+      return take_rows(spec, {part(spec.shape[0])});  // of a mixture whole experts
     case Role::attention_out_weight:
       return take_columns(spec, part(config.n_heads * config.head_dim()));
     case Role::down_weight:
+      if (config.is_mixture()) return take_rows(spec, {part(spec.shape[0])});
       return take_columns(spec, part(config.intermediate_size));
+    case Role::down_bias:
+      if (config.is_mixture()) return take_rows(spec, {part(spec.shape[0])});
+      [[fallthrough]];
     default:
       if (config.tp.rank > 0) spec.n_counted = 0;
   }

@@ -7,8 +7,8 @@
 namespace llm {
 
 // Which part of each parameter a tensor-parallel rank has (ModelConfig::tp): heads' rows of q, k
-// and v, columns of the projection after them; rows of the mlp's first layers, columns of its last;
-// rows of embedding and head; of everything else all.
+// and v, columns of the projection after them; rows of the mlp's first layers, columns of its last,
+// or whole experts of a mixture; rows of embedding and head; of everything else all.
 
 /// Cuts a spec of the whole model to the rank's part.
 void take_slice(const ModelConfig& config, ParameterSpec& spec);

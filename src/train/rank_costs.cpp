@@ -124,13 +124,13 @@ std::int64_t op_bytes(const Settings& s, int rank) {
                                   linear_scratch(m.compute, n, m.attention_width(), m.hidden_size)};
   std::int64_t of_mixture = 0;
   if (m.is_mixture()) {
-    const RouterShape router{n, s.seq_len, m.n_experts, m.top_k};
+    const RouterShape router{n, s.seq_len, m.n_experts, m.top_k, m.local_experts()};
     products.push_back(linear_scratch(m.compute, n, m.hidden_size, m.n_experts));
     of_mixture = router_scratch_bytes(router) + combine_scratch_bytes(m.hidden_size) +
-                 grouped_linear_scratch(m.compute, m.n_experts, router.n_rows(), m.hidden_size,
+                 grouped_linear_scratch(m.compute, router.n_own(), router.n_rows(), m.hidden_size,
                                         m.intermediate_size)
                      .thread_bytes +
-                 grouped_linear_scratch(m.compute, m.n_experts, router.n_rows(),
+                 grouped_linear_scratch(m.compute, router.n_own(), router.n_rows(),
                                         m.intermediate_size, m.hidden_size)
                      .thread_bytes;
   } else {
@@ -316,6 +316,11 @@ void count_tensor_sums(StepTraffic& traffic, const Settings& s, int rank) {
     const std::int64_t n = samples * s.seq_len;
     for (std::int64_t i = 0; i < n_sums * s.partition.n_accumulation_steps; ++i) {
       count_reduce(m.tp.rank, tp, n * m.hidden_size);
+    }
+    // The gradients of a mixture's weights of visits.
+    for (std::int64_t i = 0; m.is_mixture() && i < n_blocks * s.partition.n_accumulation_steps;
+         ++i) {
+      count_reduce(m.tp.rank, tp, n * m.top_k);
     }
     if (!head) continue;
     const std::int64_t n_chunks = (n + head_chunk_rows(m) - 1) / head_chunk_rows(m);

@@ -284,8 +284,8 @@ std::vector<int> kv_group(const Settings& settings, int rank) {
 TensorSums::Plan tensor_sums_plan(const Settings& settings, int rank) {
   const ModelConfig model = model_of(settings, rank);
   TensorSums::Plan plan;
-  plan.max_elements =
-      compute_plan(settings, rank).largest_microbatch * settings.seq_len * model.hidden_size;
+  plan.max_elements = compute_plan(settings, rank).largest_microbatch * settings.seq_len *
+                      std::max(model.hidden_size, model.top_k);
   if (model.n_kv_sharers() > 1) {
     plan.max_kv_elements = (model.qkv_width() - model.attention_width()) * model.hidden_size;
   }

@@ -49,7 +49,6 @@ World::Options random_run(const Settings& settings) {
 
 /// The same on ranks that share each layer, also in pipelines and with ZeRO.
 void add_tensor_parallel(Settings tensor, std::vector<Settings>& all) {
-  if (tensor.model.is_mixture()) return;
   tensor.shares_memory = false;
   for (const int tp : {2, 4}) {
     tensor.grid.tp = tp;
