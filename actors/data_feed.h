@@ -66,6 +66,7 @@ class ValidationFeed {
  public:
   struct Plan {
     Range microbatches;                   ///< of the rank, among all of a round
+    std::int64_t n_spare = 0;             ///< after them so many times spare_validation
     std::int64_t microbatch_samples = 1;  ///< the last one may be smaller
     std::int64_t n_samples = 0;           ///< of the validation set
     std::int64_t n_rounds = 0;

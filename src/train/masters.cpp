@@ -51,7 +51,7 @@ MasterFetcher::MasterFetcher(ControlPlane& control, Transport& transport, Plan p
     most = std::max(most, spec.n_elements());
   }
   memory_ = Storage(most * 4);
-  if (state.config().tp.size > 1) piece_ = Storage(most * 4);
+  if (state.config().tp.size > 1 || state.config().ep.size > 1) piece_ = Storage(most * 4);
   for (const MasterPieces& source : plan_.sources) {
     servers_.push_back(control.port<MasterRequest>(source.rank, plan_.channel));
   }
@@ -65,6 +65,7 @@ Task<> MasterFetcher::fetch(std::size_t canonical) {
     const MasterPieces& source = plan_.sources[s];
     ModelConfig part_of_source = whole;
     part_of_source.tp = source.tp;
+    part_of_source.ep = source.ep;
     const ParameterSpec slice = parameters(part_of_source)[canonical];
     std::int32_t n = 0;
     for (const MasterPieces::Piece& piece : source.pieces) {
