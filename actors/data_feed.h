@@ -66,13 +66,13 @@ class ValidationFeed {
  public:
   struct Plan {
     Range microbatches;                   ///< of the rank, among all of a round
-    std::int64_t n_spare = 0;             ///< after them so many times spare_validation
     std::int64_t microbatch_samples = 1;  ///< the last one may be smaller
     std::int64_t n_samples = 0;           ///< of the validation set
     std::int64_t n_rounds = 0;
     std::int64_t n_buffers = 2;
     bool has_tokens = true;
     bool has_labels = true;
+    std::int64_t n_spare = 0;  ///< after the rank's own so many times spare_validation
   };
 
   ValidationFeed(Loop& loop, Plan plan, SampleSource& source, Port<Microbatch> validation);

@@ -306,13 +306,13 @@ void Trainer::make_feeds() {
   validation_feed_ = std::make_unique<ValidationFeed>(
       loop_,
       ValidationFeed::Plan{.microbatches = stage.validation_microbatches,
-                           .n_spare = stage.n_spare_validations,
                            .microbatch_samples = settings_.validation.microbatch_samples,
                            .n_samples = settings_.validation.n_samples,
                            .n_rounds = settings_.validation.n_rounds(0),
                            .n_buffers = stage.n_validation_buffers,
                            .has_tokens = reads_tokens(settings_, rank),
-                           .has_labels = reads_labels(settings_, rank)},
+                           .has_labels = reads_labels(settings_, rank),
+                           .n_spare = stage.n_spare_validations},
       *inputs_.validation, port_to(stage_->validation()));
 }
 
