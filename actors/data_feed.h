@@ -79,6 +79,7 @@ class ValidationFeed {
     std::int64_t n_buffers = 2;
     bool has_tokens = true;
     bool has_labels = true;
+    std::int64_t n_spare = 0;  ///< after the rank's own so many times spare_validation
   };
 
   ValidationFeed(Loop& loop, Plan plan, SampleSource& source, Port<Microbatch> validation);

@@ -98,7 +98,8 @@ FlatLayout model_layout(const ModelConfig& config, const LayerRanges& ranges,
   std::vector<FlatTensor> tensors;
   for (const ParameterSpec& spec : specs_of(config, owned_parameters(config, ranges))) {
     const int unit = units.empty() ? 0 : unit_of(units, spec.layer);
-    tensors.push_back({spec.n_elements(), spec.layer, is_mlp(spec.role) ? 0 : 1, unit});
+    const bool is_own = config.ep.size > 1 && is_of_experts(config, spec.role);
+    tensors.push_back({spec.n_elements(), spec.layer, is_mlp(spec.role) ? 0 : 1, unit, is_own});
   }
   std::reverse(tensors.begin(), tensors.end());
   return flat_layout(tensors, bucket_elements(bucket_bytes), norm_chunk_elements);

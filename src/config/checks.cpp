@@ -120,6 +120,25 @@ int resolve_zero_stage(const LoadedConfig& loaded) {
                                                                      : 0));
 }
 
+bool resolve_expert_parallel(const LoadedConfig& loaded) {
+  const char* const field = "distributed.expert_parallel";
+  if (loaded.config.distributed.expert_parallel != "dp") return false;
+  const ModelSection& model = loaded.config.model;
+  if (!model.is_mixture()) {
+    refuse(place_of(loaded, {field, "model.mlp_impl"}), field,
+           fmt::format("dp, but model.mlp_impl mlp has {} experts; write mlp_impl: moe, or "
+                       "expert_parallel: none",
+                       model.num_experts));
+  }
+  if (const int zero_stage = resolve_zero_stage(loaded); zero_stage == 3) {
+    refuse(place_of(loaded, {field, "distributed.zero_stage"}), field,
+           fmt::format("dp with zero_stage {} is not in this version; write zero_stage: 2 (under "
+                       "parallel_strategy: zero), or expert_parallel: none",
+                       zero_stage));
+  }
+  return true;
+}
+
 namespace {
 
 /// "3,4,4,1" as numbers.

@@ -143,6 +143,7 @@ std::vector<BoxValues> CheckpointWriter::boxes_of_part(const PieceSource& pieces
   const MasterPieces* const own = own_part();
   ModelConfig model = model_;
   model.tp = own->tp;
+  model.ep = own->ep;
   const std::vector<ParameterSpec> specs = parameters(model);
   std::vector<BoxValues> boxes;
   for (const TensorPart part : tensor_parts) {

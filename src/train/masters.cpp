@@ -64,7 +64,7 @@ MasterFetcher::MasterFetcher(ControlPlane& control, Transport& transport, Plan p
   std::int64_t most = 0;
   for (const ParameterSpec& spec : parameters(whole_)) most = std::max(most, spec.n_elements());
   if (plan_.sources.size() > 1) memory_ = Storage(most * 4);
-  if (model.tp.size > 1) piece_ = Storage(most * 4);
+  if (model.tp.size > 1 || model.ep.size > 1) piece_ = Storage(most * 4);
   for (const MasterPieces& source : plan_.sources) {
     servers_.push_back(control.port<MasterRequest>(source.rank, plan_.channel));
   }
@@ -104,6 +104,7 @@ Task<> MasterFetcher::fetch_from(std::size_t s, std::size_t canonical, TensorPar
   const MasterPieces& source = plan_.sources[s];
   ModelConfig part_of_source = whole_;
   part_of_source.tp = source.tp;
+  part_of_source.ep = source.ep;
   const ParameterSpec slice = parameters(part_of_source)[canonical];
   std::int32_t n = 0;
   for (const MasterPieces::Piece& piece : source.pieces) {

@@ -17,7 +17,8 @@ namespace llm {
 /// The f32 weights (masters) that a rank of the run owns: which parts of which parameters.
 struct MasterPieces {
   int rank = 0;
-  ModelConfig::TensorParallel tp = {};  ///< the rank's part of each parameter
+  ModelConfig::TensorParallel tp = {};  ///< the rank's part of each parameter, with ep
+  ModelConfig::ExpertParallel ep = {};
   struct Piece {
     std::size_t canonical;  ///< index into parameters(config)
     OwnedPiece owned;

@@ -23,7 +23,9 @@ const Schedule& schedule_of(const Settings& settings, int rank) {
 
 ModelConfig model_of(const Settings& settings, int rank) {
   ModelConfig model = settings.model;
-  model.tp = {.size = settings.grid.tp, .rank = place_of(settings.grid, rank).tp};
+  const GridPlace place = place_of(settings.grid, rank);
+  model.tp = {.size = settings.grid.tp, .rank = place.tp};
+  if (settings.spreads_experts) model.ep = {.size = settings.grid.dp, .rank = place.dp};
   return model;
 }
 
@@ -86,6 +88,15 @@ BorrowedTable borrowed_table(const Settings& settings, int rank) {
   return table;
 }
 
+/// Validation microbatches of the data-parallel rank that has most.
+std::int64_t most_validations(const Settings& settings) {
+  std::int64_t n = 0;
+  for (int dp = 0; dp < settings.grid.dp; ++dp) {
+    n = std::max(n, settings.validation.microbatches(dp, settings.grid.dp).size());
+  }
+  return n;
+}
+
 /// By use of a list of layers: the units that it reads.
 std::vector<std::vector<int>> units_read(const Settings& settings, const std::vector<Unit>& units,
                                          const std::vector<std::int64_t>& layers) {
@@ -135,10 +146,7 @@ UsePlan use_plan(const Settings& settings, int rank) {
   if (settings.validation.n_samples == 0) return plan;
   // As many as the rank of its group that has most: it gathers from all of them.
   const GridPlace place = place_of(settings.grid, rank);
-  std::int64_t n = 0;
-  for (int dp = 0; dp < settings.grid.dp; ++dp) {
-    n = std::max(n, settings.validation.microbatches(dp, settings.grid.dp).size());
-  }
+  const std::int64_t n = most_validations(settings);
   const std::int64_t n_own = settings.validation.microbatches(place.dp, settings.grid.dp).size();
   for (const ValidationPart& part : validation_order(settings.pipeline, place.pp, n)) {
     plan.order.push_back(part.chunk);
@@ -202,6 +210,9 @@ Stage::Plan stage_plan(const Settings& settings, int rank) {
   plan.n_steps = settings.n_steps;
   plan.validation = settings.validation;
   plan.validation_microbatches = settings.validation.microbatches(place.dp, settings.grid.dp);
+  if (settings.spreads_experts) {
+    plan.n_spare_validations = most_validations(settings) - plan.validation_microbatches.size();
+  }
   // A microbatch's tokens stay until its labels are read, on the same rank as many stages later.
   plan.n_validation_buffers =
       settings.pipeline.n_chunks == 1 ? 2 : settings.pipeline.n_stages() + 1;
@@ -236,6 +247,9 @@ MasterPieces master_pieces_of(const Settings& settings, int rank) {
   source.rank = rank;
   const ModelConfig model = model_of(settings, rank);
   source.tp = model.tp;
+  source.ep = model.ep;
+  // Without ZeRO all data-parallel ranks have the rest; the first writes it.
+  const bool only_experts = settings.zero_stage == 0 && place_of(settings.grid, rank).dp > 0;
   const StateShape shape = state_shape(settings, rank);
   const std::vector<std::size_t> canonical = owned_parameters(model, shape.ranges);
   const std::vector<ParameterSpec> specs = parameters(model);
@@ -246,6 +260,7 @@ MasterPieces master_pieces_of(const Settings& settings, int rank) {
       const std::size_t spec =
           canonical[canonical.size() - 1 - static_cast<std::size_t>(piece.tensor)];
       piece.elements.end = std::min(piece.elements.end, specs[spec].n_counted);
+      if (only_experts && !is_of_experts(model, specs[spec].role)) continue;
       if (!piece.elements.empty()) source.pieces.push_back({spec, piece});
     }
   }
@@ -256,7 +271,9 @@ MasterPieces master_pieces_of(const Settings& settings, int rank) {
 
 std::vector<MasterPieces> master_pieces(const Settings& settings) {
   std::vector<MasterPieces> sources;
-  const std::size_t n_members = pieces_of_ranks(settings).size();
+  const std::size_t n_members = settings.spreads_experts
+                                    ? static_cast<std::size_t>(settings.grid.dp)
+                                    : pieces_of_ranks(settings).size();
   for (const int stage : pipeline_group(settings.grid, 0)) {
     for (const int first : tensor_group(settings.grid, stage)) {
       const std::vector<int> members = data_parallel_group(settings.grid, first);

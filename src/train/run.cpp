@@ -386,7 +386,8 @@ class Run {
   int finish(Loop& loop, Trainer& trainer) {
     const bool stopped = trainer.stopped();
     const Settings& s = start_.settings;
-    const bool has_all = s.grid.pp == 1 && s.grid.tp == 1 && s.zero_stage == 0;
+    const bool has_all =
+        s.grid.pp == 1 && s.grid.tp == 1 && s.zero_stage == 0 && !s.spreads_experts;
     if (session_.rank() == 0) {
       const bool quiet = start_.loaded.config.logging.progress == "off";
       const bool says_sample = !quiet && !stopped;

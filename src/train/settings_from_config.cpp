@@ -167,6 +167,7 @@ Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool ha
   settings.grid = {.dp = static_cast<int>(grid.dp),
                    .pp = static_cast<int>(grid.pp),
                    .tp = static_cast<int>(grid.tp)};
+  settings.spreads_experts = resolve_expert_parallel(loaded) && settings.grid.dp > 1;
   check(model_of(settings, 0));
   const BatchPlan batch = resolve_batch(loaded, grid.dp);
   settings.partition = {.microbatch_samples = batch.microbatch_samples,

@@ -26,6 +26,8 @@ constexpr int parameter_tag = 10;
 constexpr int chunks_tag = 11;
 constexpr int tensor_squares_tag = 12;
 constexpr int tensor_tag = 13;
+constexpr int experts_tag = 14;
+constexpr int expert_squares_tag = 15;
 constexpr int gather_tag = 2048;
 constexpr int n_gather_tags = 1024;
 
@@ -230,6 +232,7 @@ void Trainer::make_optimizer() {
   squares.chunks_tag = chunks_tag;
   squares.parameters_tag = squares_tag;
   squares.tensor_tag = tensor_squares_tag;
+  squares.experts_tag = expert_squares_tag;
   squares_ =
       std::make_unique<SquareSums>(pipeline_, data_parallel_, tensor_, std::move(squares), state_);
   optimizer_ = std::make_unique<OptimizerShard>(
@@ -301,11 +304,14 @@ void Trainer::make_stage() {
     plan.tag = tensor_tag;
     tensor_sums_ = std::make_unique<TensorSums>(tensor_, kv_, reductions_, plan);
   }
+  if (decoder_.config().ep.size > 1) {
+    experts_ = std::make_unique<ExpertExchange>(data_parallel_, reductions_, experts_tag);
+  }
   ParameterSource* parameters = gathered_.get();
   if (unit_gatherer_) parameters = unit_gatherer_.get();
   stage_compute_ =
       std::make_unique<DecoderCompute>(compute_, compute_plan(settings_, rank), decoder_, state_,
-                                       grads_ready, parameters, tensor_sums_.get());
+                                       grads_ready, parameters, tensor_sums_.get(), experts_.get());
   stage_ = std::make_unique<Stage>(
       transport_, compute_, stage_plan(settings_, rank), *stage_compute_,
       Stage::Outbox{loss_port(channel_loss), loss_port(channel_validation_loss),
@@ -354,7 +360,8 @@ void Trainer::make_feeds() {
                            .n_rounds = settings_.validation.n_rounds(settings_.first_step),
                            .n_buffers = stage.n_validation_buffers,
                            .has_tokens = reads_tokens(settings_, rank),
-                           .has_labels = reads_labels(settings_, rank)},
+                           .has_labels = reads_labels(settings_, rank),
+                           .n_spare = stage.n_spare_validations},
       *inputs_.validation, port_to(stage_->validation()));
 }
 
@@ -391,6 +398,7 @@ void Trainer::start() {
   loop_.spawn("data_feed", data_feed_->run());
   stage_->spawn();
   if (tensor_sums_) loop_.spawn_background("tensor_sums", tensor_sums_->run());
+  if (experts_) loop_.spawn_background("expert_exchange", experts_->run());
   if (gatherer_) loop_.spawn("parameter_gatherer", gatherer_->run());
   if (unit_gatherer_) loop_.spawn("unit_gatherer", unit_gatherer_->run());
   if (tied_embedding_) loop_.spawn("tied_embedding", tied_embedding_->run());

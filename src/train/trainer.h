@@ -5,6 +5,7 @@
 
 #include "actors/data_feed.h"
 #include "actors/decoder_compute.h"
+#include "actors/expert_exchange.h"
 #include "actors/gradient_reducer.h"
 #include "actors/metrics.h"
 #include "actors/model_state.h"
@@ -120,6 +121,7 @@ class Trainer {
   std::unique_ptr<ParameterGatherer> gatherer_;
   std::unique_ptr<UnitGatherer> unit_gatherer_;  // where parameters too are shared out
   std::unique_ptr<TensorSums> tensor_sums_;      // where ranks share each layer
+  std::unique_ptr<ExpertExchange> experts_;      // where they share out a mixture's
   std::unique_ptr<DecoderCompute> stage_compute_;
   std::unique_ptr<Stage> stage_;
   std::unique_ptr<TiedEmbedding> tied_embedding_;  // where two ranks hold one

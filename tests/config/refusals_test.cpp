@@ -397,9 +397,8 @@ TEST_CASE("what this version does not do is refused with what to write") {
        "tokenizer_type: hf, or remove it"},
       {"distributed: {device: cuda}",
        "c.yaml:1:23: distributed.device: cuda is not in this version; write device: cpu"},
-      {"distributed: {expert_parallel: true}",
-       "c.yaml:1:32: distributed.expert_parallel: true is not in this version; write "
-       "expert_parallel: false"},
+      {"distributed: {expert_parallel: tp}",
+       "c.yaml:1:32: distributed.expert_parallel: tp is not one of none, dp; did you mean dp?"},
       {"distributed: {sequence_parallel: true}",
        "c.yaml:1:34: distributed.sequence_parallel: true is not in this version; write "
        "sequence_parallel: false"},

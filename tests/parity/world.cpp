@@ -135,6 +135,7 @@ World::World(Settings settings, Options options)
       loop_(loop_options()),
       grid_(settings.grid),
       is_sharded_(settings.zero_stage > 0),
+      spreads_experts_(settings.spreads_experts),
       network_(loop_, grid_.n_ranks(), options_.delivery_seed) {
   if (!options_.resume.empty()) {
     checkpoint_ = std::make_shared<const CheckpointReader>(options_.resume);
@@ -178,7 +179,7 @@ Outcome World::run() {
   loop_.run();
   outcome_.weights = whole(0, weights_of);
   outcome_.gradients = whole(0, gradients_of);
-  for (int dp = 1; dp < grid_.dp && !is_sharded_; ++dp) {
+  for (int dp = 1; dp < grid_.dp && !is_sharded_ && !spreads_experts_; ++dp) {
     const std::string apart = difference(whole(dp, weights_of), outcome_.weights);
     CHECK_CONTRACT(apart.empty(), "every data-parallel rank has the same weights: " + apart);
   }
@@ -205,8 +206,9 @@ Weights World::whole(int dp, const std::function<Weights(const ModelState&)>& pa
   }
   for (const int stage : pipeline_group(grid_, rank_at(grid_, {dp, 0, 0}))) {
     for (const int first : tensor_group(grid_, stage)) {
-      const std::vector<int> owners =
-          is_sharded_ ? data_parallel_group(grid_, first) : std::vector<int>{first};
+      const std::vector<int> owners = is_sharded_ || spreads_experts_
+                                          ? data_parallel_group(grid_, first)
+                                          : std::vector<int>{first};
       for (const int rank : owners) add_part(state(rank), part_of(state(rank)), all);
     }
   }
@@ -236,7 +238,8 @@ void World::check_copies(const ModelState& state) const {
   const std::vector<ParameterUse> uses = parameter_uses(state.config());
   const Range layers = all_layers(state.config());
   Queue queue;
-  for (std::int64_t layer = layers.begin; layer < layers.end && grid_.tp == 1; ++layer) {
+  const bool is_whole = grid_.tp == 1 && !spreads_experts_;
+  for (std::int64_t layer = layers.begin; layer < layers.end && is_whole; ++layer) {
     const Values values = state.values(layer);
     for (const ParameterUse& use : uses) {
       const View value = use.layer == layer ? values[use.role] : View();

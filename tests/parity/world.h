@@ -122,6 +122,7 @@ class World {
   Loop loop_;
   Grid grid_;
   bool is_sharded_;
+  bool spreads_experts_;
   LoopbackNetwork network_;
   std::vector<std::unique_ptr<SampleSource>> sources_;
   std::vector<std::unique_ptr<Trainer>> trainers_;
