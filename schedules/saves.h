@@ -31,8 +31,6 @@ struct SavePlan {
     if ((step + 1) % interval_steps == 0 || step + 1 == n_steps) return Save::always;
     return best && is_validated(step, stop) ? Save::if_best : Save::never;
   }
-  /// Whether a state has to be copied while training goes on.
-  bool copies() const { return enabled && interval_steps > 0 && n_steps > 1; }
 };
 
 }  // namespace llm

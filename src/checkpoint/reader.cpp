@@ -31,7 +31,9 @@ Box box_of(const std::string& file, const SafetensorsEntry& entry, CheckpointKin
   const auto refuse = [&](const char* what) {
     throw DataError(fmt::format("{}: tensor \"{}\" {}", file, entry.name, what));
   };
-  if (entry.dtype != Dtype::f32) refuse("is not of F32");
+  if (entry.dtype != Dtype::f32 && entry.dtype != Dtype::bf16 && entry.dtype != Dtype::f16) {
+    refuse("is not of F32, BF16 or F16");
+  }
   if (entry.shape.empty() || entry.shape.size() > 2) refuse("is neither a vector nor a matrix");
   Box box{.tensor = entry.name, .is_vector = entry.shape.size() == 1};
   box.rows = {0, entry.shape[0]};
@@ -53,8 +55,14 @@ std::vector<std::int64_t> CheckpointReader::Tensor::shape() const {
   return {n_rows, n_columns};
 }
 
-CheckpointReader::CheckpointReader(std::filesystem::path folder)
-    : folder_(std::move(folder)), manifest_(read_manifest(folder_)) {
+CheckpointReader::CheckpointReader(std::filesystem::path folder) : folder_(std::move(folder)) {
+  const char* const weights = "model.safetensors";
+  if (!std::filesystem::exists(folder_ / manifest_name) &&
+      std::filesystem::exists(folder_ / weights)) {
+    add_file(folder_ / weights);
+    return;
+  }
+  manifest_ = read_manifest(folder_);
   for (const FileRecord& record : manifest_.files) {
     if (is_tensor_file(record.name)) add_file(folder_ / record.name);
   }
@@ -135,7 +143,7 @@ void CheckpointReader::read_stored(const Stored& from, const Box& box, float* va
     const std::int64_t begin = (row - from.rows.begin) * width + columns.begin - from.columns.begin;
     const std::int64_t n_read = (n - 1) * width + columns.size();
     some.resize(static_cast<std::size_t>(n_read));
-    from.file->read(*from.entry, {begin, begin + n_read}, some.data());
+    from.file->read_f32(*from.entry, {begin, begin + n_read}, some.data());
     float* const to = values + box.first + (row - box.rows.begin) * box.row_stride +
                       (columns.begin - box.columns.begin) * box.column_stride;
     copy_plane({some.data(), width, 1}, {to, box.row_stride, box.column_stride}, n, columns.size());

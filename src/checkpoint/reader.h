@@ -28,9 +28,10 @@ class CheckpointReader {
     bool operator==(const Tensor&) const = default;
   };
 
-  /// Opens folder/manifest.json and the safetensors files that it names. Throws FileError, or
-  /// DataError where they are malformed, hold other element types than F32, or where the parts of a
-  /// tensor do not cover it (a rank's file is missing).
+  /// Opens folder/manifest.json and the safetensors files that it names; where there is no
+  /// manifest, folder/model.safetensors alone, of F32, BF16 or F16. Throws FileError, or DataError
+  /// where they are malformed, hold other element types, or where the parts of a tensor do not
+  /// cover it (a rank's file is missing).
   explicit CheckpointReader(std::filesystem::path folder);
   CheckpointReader(const CheckpointReader&) = delete;
   CheckpointReader& operator=(const CheckpointReader&) = delete;
