@@ -13,8 +13,8 @@ namespace {
 using llm::ExitCode;
 
 constexpr const char* footer = R"(
-A checkpoint is a folder step-NNNNNNNN that llm-train wrote. show, export and diff take a folder with
-a model.safetensors alone too, as its weights.
+A checkpoint is a folder step-NNNNNNNN that llm-train wrote. show, export and diff take a folder
+with a model.safetensors alone too, as its weights.
 
 Exit codes: 0 done (diff: identical, or rounding alone), 1 diff: different, 64 wrong usage,
 65 damaged, 74 a file that cannot be read or written.)";

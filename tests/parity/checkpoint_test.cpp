@@ -222,6 +222,50 @@ TEST_CASE("a run that goes on with tensor-parallel ranks is near one that never 
   }
 }
 
+TEST_CASE("experts' checkpoints are read wherever experts are") {
+  ModelConfig model = parity_mixtral();
+  model.n_layers = 4;
+  const auto settings_of_experts = [&](const Layout& layout, bool spreads) {
+    Settings settings = settings_of(model, layout, 2);
+    settings.spreads_experts = spreads;
+    set_pipeline(settings, {.n_ranks = layout.pp});
+    return settings;
+  };
+  struct Case {
+    Layout layout;
+    bool spreads;
+  };
+  const std::vector<Case> cases = {
+      {{.name = "one rank"}, false},
+      {{.name = "tp 2", .tp = 2}, false},
+      {{.name = "spread, dp 2", .dp = 2}, true},
+      {{.name = "spread, dp 4, zero 2", .dp = 4, .zero_stage = 2}, true},
+      {{.name = "spread, dp 2, pp 2, tp 2, zero 1", .dp = 2, .pp = 2, .tp = 2, .zero_stage = 1},
+       true}};
+  const TemporaryFolder folder;
+  for (std::size_t a = 0; a < cases.size(); ++a) {
+    for (const bool sharded : {false, true}) {
+      Settings saved = settings_of_experts(cases[a].layout, cases[a].spreads);
+      save_every(saved, 2, sharded);
+      const fs::path to = folder / (std::to_string(a) + (sharded ? "s" : "f"));
+      World(saved, saving_to(saved, to)).run();
+      const fs::path path = to / checkpoint_name(2);
+      verify_checkpoint(path);
+      const CheckpointReader checkpoint(path);
+      for (const Case& other : cases) {
+        INFO(cases[a].layout.name << " read under " << other.layout.name);
+        Settings settings = settings_of_experts(other.layout, other.spreads);
+        World::Options options = options_of(settings);
+        options.resume = path;
+        World world(settings, options);
+        for (const TensorPart part : tensor_parts) {
+          REQUIRE(difference(world.whole_part(part), read_whole(checkpoint, model, part)) == "");
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("a stop saves, the newest and the best are kept, and no rank holds more than its part") {
   const TemporaryFolder folder;
   Settings settings = settings_of(model_of(Dtype::f32), layouts[4], 12);
