@@ -55,7 +55,16 @@ Task<> DataFeed::run() {
   }
 }
 
+std::string DataFeed::state_before(std::int64_t step) const {
+  CHECK_CONTRACT(step >= fed_step_, "samples of an earlier step are not given out again");
+  return step == fed_step_ ? state_before_ : source_.state();
+}
+
 void DataFeed::feed(std::int64_t step) {
+  if (plan_.keeps_states) {
+    state_before_ = source_.state();
+    fed_step_ = step;
+  }
   const Partition& partition = plan_.partition;
   const std::int64_t seq_len = source_.seq_len();
   const std::int64_t half = step % 2 * rank_samples(partition) * seq_len;

@@ -295,6 +295,16 @@ void ModelState::initialize(const InitialValues& whole) {
   }
 }
 
+void ModelState::set_moments(const WholeValues& m, const WholeValues& v) const {
+  for (const std::vector<OwnedPiece>& pieces : shard_.pieces) {
+    for (const OwnedPiece& piece : pieces) {
+      const ParameterSpec& spec = specs_[spec_of(piece.tensor)];
+      read_slice(spec, piece.elements, m, this->m(piece));
+      read_slice(spec, piece.elements, v, this->v(piece));
+    }
+  }
+}
+
 Values ModelState::values(std::int64_t layer) const {
   std::vector<View> views(n_parameters_);
   for (std::size_t i = 0; i < specs_.size(); ++i) views[canonical_[i]] = compute_value(i);

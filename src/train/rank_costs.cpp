@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <numeric>
 
@@ -25,6 +26,21 @@ std::string several(int n, const char* what, const char* plural) {
 void add(std::vector<LedgerEntry>& ledger, LedgerKind kind, std::string what,
          std::int64_t n_bytes) {
   if (n_bytes > 0) ledger.push_back({kind, std::move(what), n_bytes});
+}
+
+/// What a checkpoint is written from while training goes on, and where its tensors are put
+/// together.
+void add_save(std::vector<LedgerEntry>& ledger, const Settings& s, int rank, std::int64_t n_owned) {
+  if (!s.saves.enabled || s.saves.interval_steps == 0) return;
+  const std::vector<MasterPieces> sources = master_pieces(s);
+  const bool is_source = std::any_of(sources.begin(), sources.end(),
+                                     [rank](const auto& source) { return source.rank == rank; });
+  if (is_source) add(ledger, LedgerKind::other, "copy for checkpoints", 3 * n_owned * 4);
+  if (rank != 0 || s.saves_sharded || sources.size() == 1) return;
+  std::int64_t most = 0;
+  for (const ParameterSpec& spec : parameters(s.model)) most = std::max(most, spec.n_elements());
+  add(ledger, LedgerKind::other, "one whole tensor of checkpoints",
+      (s.grid.tp > 1 || model_of(s, rank).ep.size > 1 ? 2 : 1) * most * 4);
 }
 
 void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
@@ -64,6 +80,7 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
         n_extra * model_of(s, rank).local_vocab_size() * s.model.hidden_size * 4);
   }
   add(ledger, LedgerKind::moments, "AdamW moments" + share, 2 * shard.n_elements * 4);
+  add_save(ledger, s, rank, shard.n_elements);
   std::int64_t receives = 0;
   for (int lane = 0; lane < s.n_reducer_lanes && !s.sums_in_place(); ++lane) {
     receives += reducer_scratch_bytes(layout.buckets, {place_of(s.grid, rank).dp, s.grid.dp},

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <map>
 
+#include <fmt/format.h>
+
 #include "tensor/ops/adamw.h"
 
 namespace llm {
@@ -141,6 +143,7 @@ UsePlan use_plan(const Settings& settings, int rank) {
     plan.chunks.push_back(list_of(layers_validated(model_of(settings, rank), chunk)));
   }
   plan.validation = settings.validation;
+  plan.first_step = settings.first_step;
   plan.n_steps = settings.n_steps;
   if (settings.validation.n_samples == 0) return plan;
   // As many as the rank of its group that has most: it gathers from all of them.
@@ -205,6 +208,7 @@ Stage::Plan stage_plan(const Settings& settings, int rank) {
   plan.seq_len = settings.seq_len;
   plan.width = model_of(settings, rank).hidden_size;
   plan.dtype = model_of(settings, rank).compute;
+  plan.first_step = settings.first_step;
   plan.n_steps = settings.n_steps;
   plan.validation = settings.validation;
   plan.validation_microbatches = settings.validation.microbatches(place.dp, settings.grid.dp);
@@ -281,6 +285,12 @@ std::vector<MasterPieces> master_pieces(const Settings& settings) {
     }
   }
   return sources;
+}
+
+std::string layout_text(const Settings& settings) {
+  const Grid& grid = settings.grid;
+  return fmt::format("dp {}, pp {}, tp {}, zero_stage {}", grid.dp, grid.pp, grid.tp,
+                     settings.zero_stage);
 }
 
 std::vector<int> kv_group(const Settings& settings, int rank) {

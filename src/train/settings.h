@@ -9,6 +9,7 @@
 #include "schedules/partition.h"
 #include "schedules/pipeline.h"
 #include "schedules/pipeline_buffers.h"
+#include "schedules/saves.h"
 #include "schedules/stage_split.h"
 #include "schedules/units.h"
 #include "schedules/validation.h"
@@ -49,6 +50,9 @@ struct Settings {
   GatherPolicy gather_policy;
   std::uint64_t seed = 42;
   std::int64_t n_steps = 0;
+  std::int64_t first_step = 0;  ///< steps that a checkpoint has done
+  SavePlan saves;               ///< n_steps and validation of it are set with those of the run
+  bool saves_sharded = false;   ///< each rank writes its part
 
   /// Whether data-parallel ranks add up gradients where they lie.
   bool sums_in_place() const { return shares_memory && grid.dp > 1; }

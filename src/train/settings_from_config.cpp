@@ -191,6 +191,10 @@ Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool ha
                             .reshard = config.distributed.fsdp_reshard_after_forward};
   settings.threads_per_rank = static_cast<int>(config.distributed.threads_per_rank);
   settings.seed = static_cast<std::uint64_t>(config.training.seed);
+  settings.saves.enabled = true;
+  settings.saves.interval_steps = config.checkpoint.save_interval_steps;
+  settings.saves.best = config.checkpoint.save_best;
+  settings.saves_sharded = config.checkpoint.state_dict_type == "sharded";
   settings.recompute_blocks = config.optimization.gradient_checkpointing == "block";
   set_pipeline_from(settings, loaded, schedule_text);
   return settings;

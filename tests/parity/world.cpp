@@ -24,8 +24,7 @@ Loop::Options loop_options() {
 }
 
 /// What the rank owns of each of its parameters; what others own is left out.
-Weights owned_of(const ModelState& state,
-                 const std::function<MutView(const OwnedPiece&)>& view_of) {
+Weights owned_of(const ModelState& state, const std::function<View(const OwnedPiece&)>& view_of) {
   Weights tensors;
   for (const ParameterSpec& spec : state.specs()) {
     tensors.emplace_back(static_cast<std::size_t>(spec.n_elements()), not_owned);
@@ -131,16 +130,25 @@ double relative_distance(const Weights& a, const Weights& b) {
   return std::sqrt(apart / norm);
 }
 
-World::World(const Settings& settings, Options options)
+World::World(Settings settings, Options options)
     : options_(std::move(options)),
       loop_(loop_options()),
       grid_(settings.grid),
       is_sharded_(settings.zero_stage > 0),
       spreads_experts_(settings.spreads_experts),
       network_(loop_, grid_.n_ranks(), options_.delivery_seed) {
+  if (!options_.resume.empty()) {
+    checkpoint_ = std::make_shared<const CheckpointReader>(options_.resume);
+  }
   for (int rank = 0; rank < grid_.n_ranks(); ++rank) {
+    TrainerInputs own = inputs(rank);
+    if (checkpoint_) {
+      checkpoint_->check_model(settings.model);
+      resume_from(checkpoint_, settings, own);
+      sources_[0]->restore(checkpoint_->manifest().run.data);
+    }
     trainers_.push_back(
-        std::make_unique<Trainer>(loop_, network_.rank(rank), settings, inputs(rank)));
+        std::make_unique<Trainer>(loop_, network_.rank(rank), settings, std::move(own)));
     options_.prepare(state(rank));
   }
 }
@@ -151,6 +159,7 @@ TrainerInputs World::inputs(int rank) {
   if (options_.validation) {
     inputs.validation = sources_.emplace_back(options_.validation(rank)).get();
   }
+  inputs.save_to = options_.save_to;
   inputs.stop_requested = [this, rank] { return options_.stop_requested(rank); };
   if (rank != 0) return inputs;
   inputs.step_done = Port<StepMetrics>([this](std::int64_t step, StepMetrics metrics) {
@@ -182,7 +191,15 @@ Outcome World::run() {
   return outcome_;
 }
 
-Weights World::whole(int dp, Weights (*part_of)(const ModelState&)) {
+Weights World::whole_part(TensorPart part) {
+  return whole(0, [part](const ModelState& state) {
+    const PieceSource pieces = pieces_of(state);
+    return owned_of(state,
+                    [&pieces, part](const OwnedPiece& piece) { return pieces(part, piece); });
+  });
+}
+
+Weights World::whole(int dp, const std::function<Weights(const ModelState&)>& part_of) {
   Weights all;
   for (const ParameterSpec& spec : parameters(whole_model(state(0).config()))) {
     all.emplace_back(static_cast<std::size_t>(spec.n_elements()), not_owned);
