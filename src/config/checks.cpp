@@ -130,12 +130,6 @@ bool resolve_expert_parallel(const LoadedConfig& loaded) {
                        "expert_parallel: none",
                        model.num_experts));
   }
-  if (const int zero_stage = resolve_zero_stage(loaded); zero_stage == 3) {
-    refuse(place_of(loaded, {field, "distributed.zero_stage"}), field,
-           fmt::format("dp with zero_stage {} is not in this version; write zero_stage: 2 (under "
-                       "parallel_strategy: zero), or expert_parallel: none",
-                       zero_stage));
-  }
   return true;
 }
 

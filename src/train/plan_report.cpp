@@ -125,7 +125,6 @@ std::string sharing_table(const Settings& s) {
   std::string text = fmt::format("zero_stage  {:>13} {:>13} {:>13} {:>13} {:>13} {:>13}\n",
                                  "weights", "gradients", "moments", "activations", "other", "sum");
   for (const int zero_stage : {0, 1, 2, 3}) {
-    if (zero_stage == 3 && s.spreads_experts) continue;
     Settings other = s;
     other.zero_stage = zero_stage;
     const std::vector<LedgerEntry> ledger = memory_ledger(other, fullest_rank(other));
@@ -157,12 +156,11 @@ std::string recommendation(const Settings& s, std::int64_t ranks_per_node,
   };
   // The peak of 2 is that of 1.
   for (const int zero_stage : {0, 1, 3}) {
-    if (zero_stage == 3 && s.spreads_experts) break;
     if (fits(zero_stage, s.unit_min_parameters)) {
       return text + fmt::format("zero_stage {} fits\n", zero_stage);
     }
   }
-  if (!s.spreads_experts && fits(3, block_parameters(s.model))) {
+  if (fits(3, block_parameters(s.model))) {
     return text + fmt::format("zero_stage 3 with fsdp_auto_wrap_min_params: {} fits\n",
                               block_parameters(s.model));
   }

@@ -53,11 +53,13 @@ std::vector<int> pieces_of_ranks(const Settings& settings) {
 }
 
 std::vector<Unit> units_of(const Settings& settings, int rank) {
-  const std::vector<ParameterSpec> specs = parameters(model_of(settings, rank));
+  const ModelConfig model = model_of(settings, rank);
+  const std::vector<ParameterSpec> specs = parameters(model);
   const LayerRanges ranges = layers_of(settings, rank);
   std::map<std::int64_t, std::int64_t> n_parameters;  // by layer
   for (const std::size_t i : owned_parameters(model_of(settings, rank), ranges)) {
-    n_parameters[specs[i].layer] += specs[i].n_elements();
+    const bool is_gathered = !settings.spreads_experts || !is_of_experts(model, specs[i].role);
+    n_parameters[specs[i].layer] += is_gathered ? specs[i].n_elements() : 0;
   }
   if (borrows_embedding(model_of(settings, rank), ranges)) {
     n_parameters[embedding_layer] += specs.front().n_elements();
@@ -150,7 +152,7 @@ UsePlan use_plan(const Settings& settings, int rank) {
   const std::int64_t n_own = settings.validation.microbatches(place.dp, settings.grid.dp).size();
   for (const ValidationPart& part : validation_order(settings.pipeline, place.pp, n)) {
     plan.order.push_back(part.chunk);
-    plan.is_own.push_back(part.microbatch < n_own);
+    plan.is_own.push_back(settings.spreads_experts || part.microbatch < n_own);
   }
   return plan;
 }

@@ -41,8 +41,8 @@ struct Settings {
   /// What the data-parallel ranks share out (ZeRO): 0 nothing, 1 masters and moments, 2 and after
   /// their sum the gradients too, 3 and parameters too. Changes no bit.
   int zero_stage = 0;
-  /// A mixture's experts are spread over the data-parallel ranks, which send each other rows. Not
-  /// with zero_stage 3.
+  /// A mixture's experts are spread over the data-parallel ranks, which send each other
+  /// rows.
   bool spreads_experts = false;
   /// Under 3: layers of at least so many parameters are units of their own; 0: one unit. Changes no
   /// bit, and nor does when units are there.

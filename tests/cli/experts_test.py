@@ -41,11 +41,14 @@ class Experts(program.ProgramTest):
             self.check_near(f"dp{dp}", "one")
         self.train("zero", *FIELDS, *batch(2), SPREAD, "distributed.parallel_strategy=zero", "distributed.zero_stage=2", ranks=2)
         self.check_same("zero", "dp2")
+        self.train("fsdp", *FIELDS, *batch(2), SPREAD, "distributed.parallel_strategy=fsdp", "distributed.fsdp_mixed_precision=fp32",
+                   "distributed.fsdp_auto_wrap_min_params=4000", ranks=2)
+        self.check_same("fsdp", "dp2")
         self.train("pp", *FIELDS, *batch(2), SPREAD, "distributed.parallel_strategy=pp", "distributed.pp_size=2",
                    "distributed.pp_schedule=zero_bubble", "optimization.gradient_checkpointing=block", ranks=4)
         self.check_same("pp", "dp2")
         self.train("3d", *FIELDS, *batch(2), SPREAD, "distributed.parallel_strategy=3d", "distributed.pp_size=2",
-                   "distributed.tp_size=2", ranks=8, timeout=120)
+                   "distributed.tp_size=2", "distributed.zero_stage=3", ranks=8, timeout=120)
         self.check_near("3d", "one")
         start = f"model.init_from={self.folder / 'one'}"
         self.train("again", *FIELDS, *batch(1), start)
@@ -62,9 +65,7 @@ class Experts(program.ProgramTest):
             "distributed.expert_parallel: dp spreads model.num_experts 6 over 4 data-parallel x 1 tensor-parallel ranks = 4, which "
             "does not divide it; use a multiple of 4 experts, or expert_parallel: none": ["model.num_experts=6"],
             "dp, but model.mlp_impl mlp has 0 experts; write mlp_impl: moe, or expert_parallel: none":
-                ["model.mlp_impl=mlp", "model.num_experts=0", "model.top_k=0"],
-            "dp with zero_stage 3 is not in this version; write zero_stage: 2 (under parallel_strategy: zero), or expert_parallel: "
-            "none": ["distributed.parallel_strategy=fsdp"]}
+                ["model.mlp_impl=mlp", "model.num_experts=0", "model.top_k=0"]}
         for text, fields in refused.items():
             done = self.llm_train(*program.TINY, *FIELDS, f"data.dataset_path={self.text()}", SPREAD, *fields, "--plan",
                                   "--ranks", 4)

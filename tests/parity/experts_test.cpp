@@ -185,7 +185,7 @@ TEST_CASE("P4: experts over data-parallel ranks are within 1e-5 of one rank") {
       const ModelConfig model = is_biased ? biased_model(8, dropout) : model_of(4, dropout);
       const Outcome one = run_world(four_samples(model, {1, 1, 1}, in_order, 0), 1, 20);
       for (const Grid& grid : {Grid{2, 1, 1}, {4, 1, 1}, {2, 1, 2}, {2, 2, 1}, {2, 2, 2}}) {
-        for (const int zero_stage : {0, 1, 2}) {
+        for (const int zero_stage : {0, 1, 2, 3}) {
           Settings settings = four_samples(model, grid, in_order, zero_stage);
           settings.spreads_experts = true;
           INFO(model.n_experts << " experts, dropout " << dropout << ", dp " << grid.dp << ", pp "
@@ -223,7 +223,9 @@ TEST_CASE("P1, P2: timing, ZeRO, pipelines and recomputation change no bit of sp
     for (const Case c : {Case{1, in_order, 1, false, 4}, Case{1, in_order, 2, true, 1 << 20},
                          Case{2, ScheduleKind::one_f_one_b, 0, true, 8192},
                          Case{2, ScheduleKind::zero_bubble, 2, false, 8192},
-                         Case{2, ScheduleKind::zero_bubble, 1, true, 8192}}) {
+                         Case{2, ScheduleKind::zero_bubble, 1, true, 8192},
+                         Case{1, in_order, 3, true, 4}, Case{1, in_order, 3, false, 1 << 20},
+                         Case{2, ScheduleKind::zero_bubble, 3, false, 8192}}) {
       Settings settings = settings_of({2, c.pp, 1}, c.kind, c.zero_stage);
       settings.recompute_blocks = c.recompute;
       settings.bucket_bytes = c.bucket_bytes;
@@ -260,8 +262,8 @@ TEST_CASE("ranks whose experts nobody visits, and whose tokens go elsewhere, sta
 }
 
 TEST_CASE("validation on ranks with spread experts sees one rank's losses, whoever has how many") {
-  const auto run = [](Grid grid, int n_samples) {
-    Settings settings = four_samples(model_of(4, 0.1f), grid, in_order, 0);
+  const auto run = [](Grid grid, int n_samples, int zero_stage) {
+    Settings settings = four_samples(model_of(4, 0.1f), grid, in_order, zero_stage);
     settings.spreads_experts = grid.dp > 1;
     settings.validation = {
         .interval_steps = 2, .n_steps = 5, .n_samples = n_samples, .microbatch_samples = 2};
@@ -277,10 +279,10 @@ TEST_CASE("validation on ranks with spread experts sees one rank's losses, whoev
     return World(settings, std::move(options)).run();
   };
   for (const int n_samples : {1, 5, 8}) {  // of 1 one rank has all; of 5 the last is half as large
-    const Outcome expected = run({1, 1, 1}, n_samples);
+    const Outcome expected = run({1, 1, 1}, n_samples, 0);
     for (const Grid& grid : {Grid{2, 1, 1}, {4, 1, 1}, {2, 2, 1}, {2, 1, 2}}) {
       INFO(n_samples << " samples, dp " << grid.dp << ", pp " << grid.pp << ", tp " << grid.tp);
-      const Outcome outcome = run(grid, n_samples);
+      const Outcome outcome = run(grid, n_samples, n_samples == 5 ? 3 : 0);
       REQUIRE(outcome.losses.size() == expected.losses.size());
       REQUIRE(outcome.validations.size() == expected.validations.size());
       for (std::size_t i = 0; i < expected.validations.size(); ++i) {

@@ -70,7 +70,7 @@ void add_spread_experts(Settings spread, std::vector<Settings>& all) {
   if (!spread.model.is_mixture() || spread.grid.dp != 2) return;
   spread.spreads_experts = true;
   for (const bool shares_memory : {false, true}) {
-    for (const int zero_stage : {0, 1, 2}) {
+    for (const int zero_stage : {0, 1, 2, 3}) {
       spread.shares_memory = shares_memory;
       spread.zero_stage = zero_stage;
       spread.recompute_blocks = zero_stage == 1;
