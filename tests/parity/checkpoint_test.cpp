@@ -240,6 +240,7 @@ TEST_CASE("experts' checkpoints are read wherever experts are") {
       {{.name = "tp 2", .tp = 2}, false},
       {{.name = "spread, dp 2", .dp = 2}, true},
       {{.name = "spread, dp 4, zero 2", .dp = 4, .zero_stage = 2}, true},
+      {{.name = "spread, dp 2, zero 3", .dp = 2, .zero_stage = 3}, true},
       {{.name = "spread, dp 2, pp 2, tp 2, zero 1", .dp = 2, .pp = 2, .tp = 2, .zero_stage = 1},
        true}};
   const TemporaryFolder folder;
