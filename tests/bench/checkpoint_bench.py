@@ -13,7 +13,7 @@ import time
 PROGRAM, ROOT = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
 FIELDS = ["data.dataset_path=docs/*.md", "data.val_dataset_path=null", "training.run_validation=false", "data.max_seq_len=256",
           "training.global_batch_size=4", "training.warmup_steps=1", "logging.log_interval=1",
-          "training.max_steps=6", "distributed.pp_n_microbatches=1", "logging.progress=off"]
+          "training.max_steps=9", "distributed.pp_n_microbatches=1", "logging.progress=off"]
 
 
 def train(folder, name, ranks, *fields):
@@ -44,7 +44,7 @@ with tempfile.TemporaryDirectory(dir=sys.argv[3] if len(sys.argv) > 3 else None)
         strategy = ["distributed.parallel_strategy=zero"] if ranks > 1 else []
         lines = train(folder, f"{kind}-{ranks}", ranks, *strategy, f"checkpoint.state_dict_type={kind}", "checkpoint.save_interval_steps=3",
                       "checkpoint.keep_last_n=1")
-        first, last = [line for line in lines if line["kind"] == "checkpoint"]
+        first, *_, last = [line for line in lines if line["kind"] == "checkpoint"]
         steps = [line["seconds"] for line in lines if line["kind"] == "step"]
         plain = write_plainly(folder / "plain", first["bytes"])
         rate = last["bytes"] / last["seconds"]  # nothing else runs after the last step
