@@ -77,7 +77,8 @@ std::int32_t draw(std::span<const Candidate> candidates, double u) {
 
 double uniform_draw(std::uint64_t seed, std::int64_t index) {
   const PhiloxBlock bits = philox_at(mix_key(seed, "text"), static_cast<std::uint64_t>(index));
-  return (static_cast<double>(bits[0]) * 0x1p32 + static_cast<double>(bits[1])) * 0x1p-64;
+  const std::uint64_t wide = (std::uint64_t{bits[0]} << 32) | bits[1];
+  return static_cast<double>(wide >> 11) * 0x1p-53;
 }
 
 }  // namespace llm
