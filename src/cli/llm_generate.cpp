@@ -79,8 +79,7 @@ void add_options(CLI::App& app, CommandLine& line) {
   app.add_option("--eval", line.eval,
                  "instead of writing: loss and perplexity of text, .jsonl or .bin files");
   app.add_option("--seq-len", line.seq_len,
-                 "with --eval: tokens of a sample; by default the run's data.max_seq_len, or the "
-                 "model's positions up to 1024")
+                 "with --eval: tokens of a sample; by default the run's, or 1024")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24));
   app.add_option("--text-column", line.text_column, "with --eval: the field of a .jsonl line")
       ->capture_default_str();

@@ -38,18 +38,27 @@ void check_slices(const ModelConfig& config) {
                     size, field, value));
   };
   require("num_heads", config.n_heads);
-  require("intermediate_size", config.intermediate_size);
+  if (config.is_mixture()) {
+    require("num_experts", config.n_experts);
+  } else {
+    require("intermediate_size", config.intermediate_size);
+  }
   if (config.n_kv_heads % size != 0 && size % config.n_kv_heads != 0) {
     throw ConfigError(fmt::format(
         "distributed.tp_size: {} is neither a divisor nor a multiple of model.num_kv_heads {}, so "
         "that heads would be shared unevenly; use a divisor or a multiple of it",
         size, config.n_kv_heads));
   }
-  if (config.is_mixture()) {
-    throw ConfigError(fmt::format(
-        "distributed.tp_size: {} with model.num_experts {} is not in this version; use tp_size: 1",
-        size, config.n_experts));
-  }
+}
+
+void check_expert_ranks(const ModelConfig& config) {
+  const std::int64_t size = std::int64_t{config.ep.size} * config.tp.size;
+  if (config.ep.size == 1 || !config.is_mixture() || config.n_experts % size == 0) return;
+  throw ConfigError(fmt::format(
+      "distributed.expert_parallel: dp spreads model.num_experts {} over {} data-parallel x {} "
+      "tensor-parallel ranks = {}, which does not divide it; use a multiple of {} experts, or "
+      "expert_parallel: none",
+      config.n_experts, config.ep.size, config.tp.size, size, size));
 }
 
 }  // namespace
@@ -80,6 +89,7 @@ void check(const ModelConfig& config) {
   }
   check_experts(config);
   check_slices(config);
+  check_expert_ranks(config);
   if (!(config.dropout >= 0.0f && config.dropout < 1.0f)) {
     throw ConfigError(
         fmt::format("model.dropout: {} is not in [0, 1); use 0 for none", config.dropout));

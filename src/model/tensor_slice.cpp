@@ -57,15 +57,24 @@ void take_vocabulary(const ModelConfig& config, ParameterSpec& spec) {
   take_rows(spec, {own}, config.local_vocab_size() - own.size());
 }
 
+void take_experts(const ModelConfig& config, ParameterSpec& spec) {
+  const Range own = config.local_experts();
+  if (own.size() == config.n_experts) return;
+  const std::int64_t n_rows = spec.shape[0] / config.n_experts;
+  take_rows(spec, {{own.begin * n_rows, own.end * n_rows}});
+}
+
 }  // namespace
 
 ModelConfig whole_model(ModelConfig config) {
   config.tp = {};
+  config.ep = {};
   return config;
 }
 
 void take_slice(const ModelConfig& config, ParameterSpec& spec) {
   spec.n_counted = spec.n_elements();
+  if (is_of_experts(config, spec.role)) return take_experts(config, spec);
   if (config.tp.size == 1) return;
   const auto part = [&](std::int64_t n) {
     const std::int64_t own = n / config.tp.size;

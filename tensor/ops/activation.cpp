@@ -79,45 +79,66 @@ void gated_backward(Activation f, const float* gate, const float* up, const floa
 
 }  // namespace plain
 
-void activation_forward(Queue& queue, Activation f, View x, MutView y) {
+namespace {
+
+/// A tile's elements, of rows that are there.
+Range used(Range tile, const View& x, const View& n_rows) {
+  if (n_rows.empty()) return tile;
+  const std::int64_t n = n_rows.as<std::int32_t>()[0] * x.shape()[1];
+  return {std::min(tile.begin, n), std::min(tile.end, n)};
+}
+
+void check_rows(const View& n_rows, const View& x) {
+  if (n_rows.empty()) return;
+  expect_elements(n_rows, "n_rows", 1, Dtype::i32);
+  expect_matrix(x, "x", x.dtype());
+}
+
+}  // namespace
+
+void activation_forward(Queue& queue, Activation f, View x, MutView y, View n_rows) {
+  check_rows(n_rows, x);
   const std::int64_t n = x.n_elements();
   const Dtype dtype = compute_dtype(x, "x");
   expect_elements(y, "y", n, dtype);
   const RowCut cut = cut_by_bytes(n, 8);
   queue.tiles("activation_forward", cut.n_tiles(), [=](std::int64_t tile) {
-    const Range at = cut.rows(tile);
+    const Range at = used(cut.rows(tile), x, n_rows);
     fast::activation_forward(f, Elements(x) + at.begin, MutElements(y) + at.begin, at.size());
   });
 }
 
-void activation_backward(Queue& queue, Activation f, View x, View dy, MutView dx) {
+void activation_backward(Queue& queue, Activation f, View x, View dy, MutView dx, View n_rows) {
+  check_rows(n_rows, x);
   const std::int64_t n = x.n_elements();
   const Dtype dtype = compute_dtype(x, "x");
   expect_elements(dy, "dy", n, dtype);
   expect_elements(dx, "dx", n, dtype);
   const RowCut cut = cut_by_bytes(n, 12);
   queue.tiles("activation_backward", cut.n_tiles(), [=](std::int64_t tile) {
-    const Range at = cut.rows(tile);
+    const Range at = used(cut.rows(tile), x, n_rows);
     fast::activation_backward(f, Elements(x) + at.begin, Elements(dy) + at.begin,
                               MutElements(dx) + at.begin, at.size());
   });
 }
 
-void gated_forward(Queue& queue, Activation f, View gate, View up, MutView y) {
+void gated_forward(Queue& queue, Activation f, View gate, View up, MutView y, View n_rows) {
+  check_rows(n_rows, gate);
   const std::int64_t n = gate.n_elements();
   const Dtype dtype = compute_dtype(gate, "gate");
   expect_elements(up, "up", n, dtype);
   expect_elements(y, "y", n, dtype);
   const RowCut cut = cut_by_bytes(n, 12);
   queue.tiles("gated_forward", cut.n_tiles(), [=](std::int64_t tile) {
-    const Range at = cut.rows(tile);
+    const Range at = used(cut.rows(tile), gate, n_rows);
     fast::gated_forward(f, Elements(gate) + at.begin, Elements(up) + at.begin,
                         MutElements(y) + at.begin, at.size());
   });
 }
 
 void gated_backward(Queue& queue, Activation f, View gate, View up, View dy, MutView dgate,
-                    MutView dup) {
+                    MutView dup, View n_rows) {
+  check_rows(n_rows, gate);
   const std::int64_t n = gate.n_elements();
   const Dtype dtype = compute_dtype(gate, "gate");
   expect_elements(up, "up", n, dtype);
@@ -126,7 +147,7 @@ void gated_backward(Queue& queue, Activation f, View gate, View up, View dy, Mut
   expect_elements(dup, "dup", n, dtype);
   const RowCut cut = cut_by_bytes(n, 20);
   queue.tiles("gated_backward", cut.n_tiles(), [=](std::int64_t tile) {
-    const Range at = cut.rows(tile);
+    const Range at = used(cut.rows(tile), gate, n_rows);
     fast::gated_backward(f, Elements(gate) + at.begin, Elements(up) + at.begin,
                          Elements(dy) + at.begin, MutElements(dgate) + at.begin,
                          MutElements(dup) + at.begin, at.size());

@@ -60,6 +60,7 @@ std::int64_t check(const RouterShape& shape, const Routing& routing, const View&
   expect(routing.rows, "rows", Dtype::i32, {shape.n_tokens, shape.top_k});
   expect(routing.visits, "visits", Dtype::i32, {shape.n_rows()});
   expect(routing.weights, "weights", {shape.n_tokens, shape.top_k});
+  expect(routing.begins, "begins", Dtype::i32, {shape.n_own() + 1});
   return width;
 }
 
@@ -71,7 +72,8 @@ void group_rows(Queue& queue, const RouterShape& shape, const Routing& routing, 
   queue.tiles("group_rows", cut.n_tiles(), [=](std::int64_t tile) {
     const Range rows = cut.rows(tile);
     const auto* const visits = routing.visits.as<std::int32_t>();
-    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+    const std::int64_t n_used = routing.begins.as<std::int32_t>()[shape.n_own()];
+    for (std::int64_t r = rows.begin; r < std::min(rows.end, n_used); ++r) {
       const Elements from = Elements(x) + visits[r] / shape.top_k * width;
       std::memcpy((MutElements(y) + r * width).data, from.data,
                   static_cast<std::size_t>(width) * size_of(x.dtype()));
@@ -90,8 +92,10 @@ void combine_rows(Queue& queue, const RouterShape& shape, const Routing& routing
     for (std::int64_t t = tokens.begin; t < tokens.end; ++t) {
       std::fill_n(sum, width, 0.0f);
       for (std::int64_t v = t * shape.top_k; v < (t + 1) * shape.top_k; ++v) {
+        const std::int64_t row = routing.rows.as<std::int32_t>()[v];
+        if (row < 0) continue;
         const float weight = weigh == Weigh::yes ? routing.weights.as<float>()[v] : 1.0f;
-        add_scaled(Elements(x) + routing.rows.as<std::int32_t>()[v] * width, weight, width, sum);
+        add_scaled(Elements(x) + row * width, weight, width, sum);
       }
       fast::convert(sum, MutElements(y) + t * width, width);
     }
@@ -108,6 +112,10 @@ void combine_rows_backward(Queue& queue, const RouterShape& shape, const Routing
     const Range tokens = cut.rows(tile);
     for (std::int64_t v = tokens.begin * shape.top_k; v < tokens.end * shape.top_k; ++v) {
       const std::int64_t row = routing.rows.as<std::int32_t>()[v];
+      if (row < 0) {
+        dweights.as<float>()[v] = 0;
+        continue;
+      }
       const Elements of_token = Elements(dy) + v / shape.top_k * width;
       dweights.as<float>()[v] = dot(of_token, Elements(x) + row * width, width);
       scale(of_token, routing.weights.as<float>()[v], width, MutElements(dx) + row * width);

@@ -22,7 +22,7 @@ void check(const RouterShape& shape, const Routing& routing) {
   expect(routing.weights, "weights", {shape.n_tokens, shape.top_k});
   expect(routing.rows, "rows", Dtype::i32, {shape.n_tokens, shape.top_k});
   expect(routing.visits, "visits", Dtype::i32, {shape.n_rows()});
-  expect(routing.begins, "begins", Dtype::i32, {shape.n_experts + 1});
+  expect(routing.begins, "begins", Dtype::i32, {shape.n_own() + 1});
   expect(routing.counts, "counts", Dtype::i32, {shape.n_sequences(), shape.n_experts});
 }
 
@@ -50,26 +50,32 @@ void softmax_of(const float* x, const std::int32_t* index, std::int64_t n, float
   for (std::int64_t i = 0; i < n; ++i) y[i] /= sum;
 }
 
-/// Rows in the order of experts and, within one, of tokens: a counting sort.
+/// Rows in the order of own experts and, within one, of tokens: a counting sort.
 void plan_rows(const RouterShape& shape, const Routing& routing) {
   const auto* const experts = routing.experts.as<std::int32_t>();
   auto* const begins = routing.begins.as<std::int32_t>();
   auto* const counts = routing.counts.as<std::int32_t>();
   auto* const rows = routing.rows.as<std::int32_t>();
-  const std::int64_t per_sequence = shape.seq_len * shape.top_k;
-  std::fill_n(counts, routing.counts.n_elements(), 0);
-  std::fill_n(begins, shape.n_experts + 1, 0);
-  for (std::int64_t v = 0; v < shape.n_rows(); ++v) {
-    ++counts[v / per_sequence * shape.n_experts + experts[v]];
-    ++begins[experts[v] + 1];
-  }
-  for (std::int64_t e = 0; e < shape.n_experts; ++e) begins[e + 1] += begins[e];
-  for (std::int64_t v = 0; v < shape.n_rows(); ++v) rows[v] = begins[experts[v]]++;
-  // Each begin has moved to its expert's end, which is the next one's begin.
-  std::copy_backward(begins, begins + shape.n_experts, begins + shape.n_experts + 1);
-  begins[0] = 0;
   auto* const visits = routing.visits.as<std::int32_t>();
-  for (std::int64_t v = 0; v < shape.n_rows(); ++v) visits[rows[v]] = static_cast<std::int32_t>(v);
+  const std::int64_t per_sequence = shape.seq_len * shape.top_k;
+  const Range own = shape.own_experts();
+  const auto is_own = [&](std::int64_t v) {
+    return own.begin <= experts[v] && experts[v] < own.end;
+  };
+  std::fill_n(counts, routing.counts.n_elements(), 0);
+  std::fill_n(begins, own.size() + 1, 0);
+  for (std::int64_t v = 0; v < shape.n_visits(); ++v) {
+    ++counts[v / per_sequence * shape.n_experts + experts[v]];
+    if (is_own(v)) ++begins[experts[v] - own.begin + 1];
+  }
+  for (std::int64_t e = 0; e < own.size(); ++e) begins[e + 1] += begins[e];
+  for (std::int64_t v = 0; v < shape.n_visits(); ++v) {
+    rows[v] = is_own(v) ? begins[experts[v] - own.begin]++ : -1;
+    if (rows[v] >= 0) visits[rows[v]] = static_cast<std::int32_t>(v);
+  }
+  // Each begin has moved to its expert's end, which is the next one's begin.
+  std::copy_backward(begins, begins + own.size(), begins + own.size() + 1);
+  begins[0] = 0;
 }
 
 struct Backward {

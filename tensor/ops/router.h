@@ -1,30 +1,39 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
+#include "src/base/range.h"
 #include "tensor/queue.h"
 #include "tensor/view.h"
 
 namespace llm {
 
-/// A mixture's tokens n, whole sequences of seq_len, each of which visits k = top_k of E experts.
+/// A mixture's tokens n, whole sequences of seq_len, each of which visits k = top_k of E experts. A
+/// rank may have some of the experts alone, and the rows of their visits.
 struct RouterShape {
   std::int64_t n_tokens = 1;
   std::int64_t seq_len = 1;
   std::int64_t n_experts = 1;
   std::int64_t top_k = 1;
-  std::int64_t n_rows() const { return n_tokens * top_k; }
+  Range own = {};  ///< this rank's experts; empty: all
+  Range own_experts() const { return own.empty() ? Range{0, n_experts} : own; }
+  std::int64_t n_own() const { return own_experts().size(); }
+  std::int64_t n_visits() const { return n_tokens * top_k; }
+  /// Grouped rows at most: a token visits an expert once.
+  std::int64_t n_rows() const { return n_tokens * std::min(top_k, n_own()); }
   std::int64_t n_sequences() const { return n_tokens / seq_len; }
 };
 
-/// Who goes where. No token is dropped: the n * k visits are a permutation of grouped rows, expert
-/// by expert, within one in the order of the tokens.
+/// Who goes where. No token is dropped: each visit of an own expert has a grouped row, expert by
+/// expert, within one in the order of the tokens. R = shape.n_rows() is how many there may be, and
+/// begins' last how many there are: all where all experts are this rank's.
 struct Routing {
   MutView logits;   ///< (n, E) f32, what route() reads
   MutView experts;  ///< (n, k) i32, largest logit first; of equal ones the lower expert
   MutView weights;  ///< (n, k) f32, the softmax of the chosen logits
-  MutView rows;     ///< (n, k) i32, the grouped row of a visit
-  MutView visits;   ///< (n * k) i32, the other way: token * k + choice of a grouped row
-  MutView begins;   ///< (E + 1) i32, expert e has the grouped rows [begins[e], begins[e + 1])
+  MutView rows;     ///< (n, k) i32, the grouped row of a visit; -1 of another rank's expert
+  MutView visits;   ///< (R) i32, the other way: token * k + choice of a grouped row
+  MutView begins;   ///< (own + 1) i32, the e-th own expert has rows [begins[e], begins[e + 1])
   MutView counts;   ///< (n / seq_len, E) i32, a sequence's visits of each expert
 };
 

@@ -53,8 +53,29 @@ class TensorParallel(program.ProgramTest):
             self.train(schedule, *FIELDS, *grid("3d", pp_size=2, tp_size=2, pp_schedule=schedule), *zero, ranks=8, timeout=120)
             self.check_same(schedule, "flat")
 
+    def test_experts_on_tensor_parallel_ranks_train_as_on_one(self):
+        fields = [*FIELDS, "model.mlp_impl=moe", "model.num_experts=4", "model.top_k=2", "model.norm_impl=rms_norm",
+                  "model.use_glu=true", "model.mlp_activation=silu", "model.qkv_bias=false", "model.mlp_bias=false",
+                  "model.lm_head_bias=false", "training.batch_size=8", "distributed.pp_n_microbatches=4"]
+        self.train("one", *fields)
+        for ranks in (2, 4):
+            self.train(f"tp{ranks}", *fields, *grid("tp"), ranks=ranks)
+            self.check_near(f"tp{ranks}", "one")
+        start = [f"model.init_from={self.folder / 'one'}"]
+        self.train("again", *fields, *start)
+        self.train("again-tp", *fields, *start, *grid("tp"), ranks=2)
+        self.check_near("again-tp", "again")
+        fields += ["training.batch_size=4", "distributed.pp_n_microbatches=2"]
+        self.train("flat", *fields, *grid("tp", tp_size=2), ranks=4)
+        self.check_near("flat", "one")
+        self.train("3d", *fields, *grid("3d", pp_size=2, tp_size=2, zero_stage=1), ranks=8, timeout=120)
+        self.check_same("3d", "flat")
+
     def test_what_does_not_divide_is_refused_with_both_numbers(self):
-        refused = {"distributed.tp_size: 4 does not divide model.num_heads 2": ["model.num_heads=2"],
+        moe = ["model.num_heads=4", "model.intermediate_size=130", "model.mlp_impl=moe", "model.top_k=2"]
+        refused = {"distributed.tp_size: 4 does not divide model.num_experts 6; use a divisor of it": [*moe,
+                                                                                                      "model.num_experts=6"],
+                   "distributed.tp_size: 4 does not divide model.num_heads 2": ["model.num_heads=2"],
                    "distributed.tp_size: 4 does not divide model.intermediate_size 130": ["model.num_heads=4",
                                                                                           "model.intermediate_size=130"],
                    "distributed.tp_size: 4 is neither a divisor nor a multiple of model.num_kv_heads 6":

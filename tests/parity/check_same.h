@@ -28,4 +28,16 @@ inline void check_same(const Outcome& a, const Outcome& b) {
   }
 }
 
+/// Within 1e-5 of `expected`: weights after all steps, gradients of the last one, losses, norms.
+inline void check_near(const Outcome& outcome, const Outcome& expected) {
+  CHECK(relative_distance(outcome.weights, expected.weights) < 1e-5);
+  CHECK(relative_distance(outcome.gradients, expected.gradients) < 1e-5);
+  REQUIRE(outcome.losses.size() == expected.losses.size());
+  for (std::size_t i = 0; i < expected.losses.size(); ++i) {
+    CHECK(outcome.losses[i] == Approx(expected.losses[i]).epsilon(1e-5));
+    CHECK(outcome.reports[i].grad_norm == Approx(expected.reports[i].grad_norm).epsilon(1e-5));
+    CHECK(outcome.reports[i].n_valid == expected.reports[i].n_valid);
+  }
+}
+
 }  // namespace llm

@@ -31,19 +31,6 @@ Settings five_steps(const ModelConfig& model, int dp, int tp) {
   return settings;
 }
 
-/// Within 1e-5 of `expected`: weights after all steps, gradients of the last one, losses; the norms
-/// within 1e-6.
-void check_near(const Outcome& outcome, const Outcome& expected) {
-  CHECK(relative_distance(outcome.weights, expected.weights) < 1e-5);
-  CHECK(relative_distance(outcome.gradients, expected.gradients) < 1e-5);
-  REQUIRE(outcome.losses.size() == expected.losses.size());
-  for (std::size_t i = 0; i < expected.losses.size(); ++i) {
-    CHECK(outcome.losses[i] == Approx(expected.losses[i]).epsilon(1e-5));
-    CHECK(outcome.reports[i].grad_norm == Approx(expected.reports[i].grad_norm).epsilon(1e-5));
-    CHECK(outcome.reports[i].n_valid == expected.reports[i].n_valid);
-  }
-}
-
 }  // namespace
 
 TEST_CASE("P4: tensor-parallel ranks are within 1e-5 of one rank") {

@@ -152,6 +152,34 @@ TEST_CASE("what is not a number stays so through every activation") {
   }
 }
 
+TEST_CASE("rows that are not there are neither read nor written by an activation") {
+  const Tensor x = random_tensor({7, 5}, 1), up = random_tensor({7, 5}, 2);
+  for (const std::int32_t n : {0, 3, 7}) {
+    const Tensor count = ids_of({n});
+    const Tensor whole({7, 5}), other({7, 5}), y({7, 5}), z({7, 5});
+    for (const Tensor* t : {&y, &z}) std::fill_n(t->data(), 35, 77.0f);
+    Queue queue;
+    const auto check = [&](const Tensor& some, const Tensor& all) {
+      queue.finish();
+      CHECK(same_bits(some.data(), all.data(), n * 5));
+      CHECK(std::count(some.data() + n * 5, some.data() + 35, 77.0f) == 35 - n * 5);
+    };
+    activation_forward(queue, Activation::silu, x, whole);
+    activation_forward(queue, Activation::silu, x, y, count);
+    check(y, whole);
+    activation_backward(queue, Activation::silu, x, up, whole);
+    activation_backward(queue, Activation::silu, x, up, y, count);
+    check(y, whole);
+    gated_forward(queue, Activation::silu, x, up, whole);
+    gated_forward(queue, Activation::silu, x, up, y, count);
+    check(y, whole);
+    gated_backward(queue, Activation::silu, x, up, up, whole, other);
+    gated_backward(queue, Activation::silu, x, up, up, y, z, count);
+    check(y, whole);
+    check(z, other);
+  }
+}
+
 TEST_CASE("activations refuse sizes that differ") {
   Queue queue;
   const Tensor x({4}), y({5});

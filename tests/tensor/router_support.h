@@ -16,7 +16,7 @@ class Routed {
         weights_({s.n_tokens, s.top_k}),
         rows_({s.n_tokens, s.top_k}, Dtype::i32),
         visits_({s.n_rows()}, Dtype::i32),
-        begins_({s.n_experts + 1}, Dtype::i32),
+        begins_({s.n_own() + 1}, Dtype::i32),
         counts_({s.n_sequences(), s.n_experts}, Dtype::i32),
         routing{logits_, experts_, weights_, rows_, visits_, begins_, counts_} {
     Queue queue;

@@ -222,6 +222,44 @@ TEST_CASE("grouping rows and adding them up again are each other's gradients, by
   check_close(drows, Doubles{0.25, 0, 0.5, 0.5, 0.5, 0.5, 0.75, 0, 1.5, 0.5, 0.5, 0.5}, 1e-6);
 }
 
+TEST_CASE("ranks with some of the experts each have the rows and gradients of their visits") {
+  const RouterShape all{.n_tokens = 24, .seq_len = 6, .n_experts = 6, .top_k = 3};
+  const Tensor x = random_tensor({24, 5}, 2), out = random_tensor({72, 5}, 3),
+               dy = random_tensor({24, 5}, 4);
+  const Routed whole(all, random_tensor({24, 6}, 1));
+  const Tensor rows({72, 5}), y({24, 5}), dout({72, 5}), dweights({24, 3});
+  Queue queue;
+  group_rows(queue, all, whole.routing, x, rows);
+  combine_rows(queue, all, whole.routing, Weigh::yes, out, y);
+  combine_rows_backward(queue, all, whole.routing, out, dy, dout, dweights);
+  queue.finish();
+  Doubles sum(24 * 5), dsum(24 * 3);
+  std::int64_t first = 0;  // the part's first row among all
+  for (const Range own : {Range{0, 2}, {2, 3}, {3, 6}}) {
+    RouterShape shape = all;
+    shape.own = own;
+    CHECK(shape.n_rows() == 24 * std::min<std::int64_t>(3, own.size()));
+    const Routed routed(shape, random_tensor({24, 6}, 1));
+    const std::int64_t n = routed.begin(own.size());
+    CHECK(n == whole.begin(own.end) - whole.begin(own.begin));
+    CHECK(same_bits(routed.routing.counts, whole.routing.counts));
+    const Tensor some_rows({shape.n_rows(), 5}), some_out({shape.n_rows(), 5});
+    std::copy_n(out.data() + first * 5, n * 5, some_out.data());
+    const Tensor some_y({24, 5}), some_dout({shape.n_rows(), 5}), some_dweights({24, 3});
+    group_rows(queue, shape, routed.routing, x, some_rows);
+    combine_rows(queue, shape, routed.routing, Weigh::yes, some_out, some_y);
+    combine_rows_backward(queue, shape, routed.routing, some_out, dy, some_dout, some_dweights);
+    queue.finish();
+    CHECK(same_bits(some_rows.data(), rows.data() + first * 5, n * 5));
+    CHECK(same_bits(some_dout.data(), dout.data() + first * 5, n * 5));
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += some_y.data()[i];
+    for (std::size_t i = 0; i < dsum.size(); ++i) dsum[i] += some_dweights.data()[i];
+    first += n;
+  }
+  check_close(y, sum, 1e-6);
+  check_close(dweights, dsum, 0);
+}
+
 TEST_CASE("grouped rows in a low dtype are the rounded f32 ones") {
   const RouterShape shape{.n_tokens = 40, .seq_len = 8, .n_experts = 6, .top_k = 3};
   const Routed routed(shape, random_tensor({40, 6}, 4));

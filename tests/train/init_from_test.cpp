@@ -66,25 +66,33 @@ TEST_CASE("every rank of every layout starts from a folder with the bits of what
     const TemporaryFolder folder;
     write_folder(folder.path(), model, 77);
     for (const Dtype compute : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
-      for (const int dp : {1, 2, 3}) {
-        for (const int pp : {1, 2}) {
-          for (const int zero_stage : {0, 1, 2, 3}) {
-            Settings settings = parity_settings(model, dp, {1, 1}, 1, 1);
-            settings.model.compute = compute;
-            settings.zero_stage = zero_stage;
-            settings.unit_min_parameters = 1;
-            set_pipeline(settings, {.n_ranks = pp});
-            const InitialValues values =
-                values_of_folder(folder.path(), settings.model, true).values;
-            for (int rank = 0; rank < dp * pp; ++rank, ++n_ranks) {
-              ModelState expected(settings.model, state_shape(settings, rank));
-              ModelState state(settings.model, state_shape(settings, rank));
-              expected.initialize(77);
-              state.initialize(values);
-              INFO("dp " << dp << " pp " << pp << " zero " << zero_stage << " rank " << rank);
-              REQUIRE(starting_bytes(state) == starting_bytes(expected));
-              REQUIRE_FALSE(starting_bytes(state).empty());
-            }
+      for (const Grid grid : {Grid{1, 1, 1},
+                              {2, 1, 1},
+                              {3, 1, 1},
+                              {1, 2, 1},
+                              {2, 2, 1},
+                              {3, 2, 1},
+                              {1, 1, 2},
+                              {1, 1, 4},
+                              {2, 2, 2}}) {
+        for (const int zero_stage : {0, 1, 2, 3}) {
+          Settings settings = parity_settings(model, grid.dp, {1, 1}, 1, 1);
+          settings.model.compute = compute;
+          settings.zero_stage = zero_stage;
+          settings.unit_min_parameters = 1;
+          settings.grid.tp = grid.tp;
+          settings.spreads_experts = model.is_mixture() && grid.dp == 2;
+          set_pipeline(settings, {.n_ranks = grid.pp});
+          const InitialValues values = values_of_folder(folder.path(), settings.model, true).values;
+          for (int rank = 0; rank < grid.n_ranks(); ++rank, ++n_ranks) {
+            ModelState expected(model_of(settings, rank), state_shape(settings, rank));
+            ModelState state(model_of(settings, rank), state_shape(settings, rank));
+            expected.initialize(77);
+            state.initialize(values);
+            INFO("dp " << grid.dp << " pp " << grid.pp << " tp " << grid.tp << " zero "
+                       << zero_stage << " rank " << rank);
+            REQUIRE(starting_bytes(state) == starting_bytes(expected));
+            REQUIRE_FALSE(starting_bytes(state).empty());
           }
         }
       }
