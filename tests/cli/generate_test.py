@@ -11,6 +11,8 @@ import program
 GENERATE = pathlib.Path(sys.argv.pop(3)).resolve()
 GOLDEN = program.ROOT / "tests" / "golden"
 F32 = "optimization.use_amp=false"
+LLAMA = ["model.norm_impl=rms_norm", "model.use_glu=true", "model.mlp_activation=silu", "model.qkv_bias=false",
+         "model.mlp_bias=false", "model.lm_head_bias=false", "model.num_kv_heads=1"]
 
 
 class Generate(program.ProgramTest):
@@ -31,7 +33,8 @@ class Generate(program.ProgramTest):
         return done.code, done.causes()[0]
 
     def test_one_seed_gives_one_text_on_any_number_of_threads(self):
-        self.train("run", F32)
+        self.train("run", F32, *LLAMA)
+        self.assertTrue((self.folder / "run/config.json").exists())
         text = ["--model", "run", "--prompt", "the ", "--max-new-tokens", 20]
         first = self.said(*text, "--seed", 1)
         self.assertEqual(first, self.said(*text, "--seed", 1, threads=3))
@@ -48,7 +51,7 @@ class Generate(program.ProgramTest):
 
     def test_eval_has_the_loss_of_a_runs_validation(self):
         held = self.text("held.txt", 1000)
-        self.train("run", F32, f"data.val_dataset_path={held}", "training.val_interval_steps=6")
+        self.train("run", F32, f"data.dataset_path={self.text()}", f"data.val_dataset_path={held}", "training.val_interval_steps=6")
         line = self.said("--model", "run", "--eval", held)
         loss = float(re.match(r"loss ([0-9.]+)  perplexity", line).group(1))
         self.assertAlmostEqual(loss, self.metrics("run", "validation")[-1]["loss"], delta=2e-6)
@@ -58,7 +61,6 @@ class Generate(program.ProgramTest):
     def test_the_last_checkpoint_of_a_run_is_read(self):
         self.train("run", F32, "checkpoint.save_interval_steps=3")
         (self.folder / "run/model.safetensors").unlink()
-        (self.folder / "run/config.json").unlink()
         done = self.generate("--model", "run", "--prompt", "a")
         self.assertEqual(done.code, 0, done)
         self.assertIn("step-00000006: ", done.err)
