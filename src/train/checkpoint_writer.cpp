@@ -63,6 +63,10 @@ RunState CheckpointWriter::state_of(const StepEnd& end) const {
 }
 
 Task<> CheckpointWriter::run() {
+  if (plan_.copies && own_part() != nullptr) {
+    const std::function<void()> work = [this] { snapshot_.take_memory(); };
+    co_await side_.run(work);
+  }
   for (std::int64_t n = 0;; ++n) {
     const StepEnd end = co_await step_end_.take(n);
     // Nothing changes the state after the last step; before it a copy is written.
@@ -88,6 +92,7 @@ Task<> CheckpointWriter::run() {
         done.seconds = seconds_since(end.begin_ns);
         for (const FileRecord& file : read_manifest(done.path).files) done.n_bytes += file.n_bytes;
         out_.saved(n, done);
+        co_await remove_old();
       }
     }
     if (end.is_last) co_return;
@@ -222,6 +227,12 @@ Task<> CheckpointWriter::commit(std::filesystem::path draft, Manifest manifest) 
       manifest.files.push_back(write_text(draft / name, text));
     }
     commit_checkpoint(plan_.folder, manifest);
+  };
+  co_await side_.run(work);
+}
+
+Task<> CheckpointWriter::remove_old() {
+  const std::function<void()> work = [this] {
     remove_leftovers(plan_.folder);
     remove_old_checkpoints(plan_.folder, plan_.kept);
   };

@@ -47,7 +47,7 @@ struct PartWritten {
 ///             order(n)             on rank 0, to the writers of all ranks
 ///             written(n * ranks + rank)  to rank 0, where checkpoints are sharded
 ///             saved(n)             on rank 0 to whoever reports it
-///   holds     a copy of what the rank owns, from the first save before the last step on
+///   holds     a copy of what the rank owns, where states are saved before the last step
 /// A full disk ends the run by FileError; checkpoints that were saved before stay as they are.
 class CheckpointWriter {
  public:
@@ -55,6 +55,7 @@ class CheckpointWriter {
     std::filesystem::path folder;
     CheckpointKind kind = CheckpointKind::full;
     KeptCheckpoints kept;
+    bool copies = false;  ///< states are saved while training goes on
     std::int64_t global_batch = 1;
     std::string layout;
     std::vector<MasterPieces> sources;  ///< of the run: which rank has which elements
@@ -90,6 +91,7 @@ class CheckpointWriter {
   Task<FileRecord> write_tensors(std::filesystem::path path, std::vector<TensorPart> parts);
   Task<> gather_parts(std::int64_t n, std::vector<FileRecord>& files);
   Task<> commit(std::filesystem::path draft, Manifest manifest);
+  Task<> remove_old();
   const MasterPieces* own_part() const;
   std::vector<BoxValues> boxes_of_part(const PieceSource& pieces) const;
 

@@ -9,8 +9,11 @@ MutView Snapshot::place_of(TensorPart part, const OwnedPiece& piece) const {
   return memory_.view(Dtype::f32, {piece.elements.size()}, (first + piece.shard_begin) * 4);
 }
 
+void Snapshot::take_memory() {
+  memory_ = Storage(3 * state_.shard().n_elements * 4);
+}
+
 void Snapshot::enqueue(Queue& queue) {
-  if (memory_.n_bytes() == 0) memory_ = Storage(3 * state_.shard().n_elements * 4);
   const PieceSource source = pieces_of(state_);
   for (const TensorPart part : tensor_parts) {
     for (const std::vector<OwnedPiece>& pieces : state_.shard().pieces) {

@@ -147,6 +147,7 @@ void Trainer::make_checkpoint_writer() {
   plan.folder = inputs_.save_to.folder;
   plan.kind = settings_.saves_sharded ? CheckpointKind::sharded : CheckpointKind::full;
   plan.kept = inputs_.save_to.kept;
+  plan.copies = settings_.saves.interval_steps > 0;
   plan.global_batch = settings_.partition.global_batch();
   plan.layout = layout_text(settings_);
   plan.sources = master_pieces(settings_);

@@ -240,6 +240,7 @@ TEST_CASE("experts' checkpoints are read wherever experts are") {
       {{.name = "tp 2", .tp = 2}, false},
       {{.name = "spread, dp 2", .dp = 2}, true},
       {{.name = "spread, dp 4, zero 2", .dp = 4, .zero_stage = 2}, true},
+      {{.name = "spread, dp 2, zero 3", .dp = 2, .zero_stage = 3}, true},
       {{.name = "spread, dp 2, pp 2, tp 2, zero 1", .dp = 2, .pp = 2, .tp = 2, .zero_stage = 1},
        true}};
   const TemporaryFolder folder;
@@ -263,6 +264,41 @@ TEST_CASE("experts' checkpoints are read wherever experts are") {
         }
       }
     }
+  }
+}
+
+TEST_CASE("spread experts go on from any layout's checkpoint, and any layout from theirs") {
+  ModelConfig model = parity_mixtral(0.1f);
+  model.hidden_size = 32;
+  model.intermediate_size = 72;
+  const TemporaryFolder folder;
+  const auto of = [&](const Layout& layout) {
+    Settings settings = settings_of(model, layout, 4);
+    settings.optimizer.lr.peak = 1e-3;
+    settings.spreads_experts = layout.dp > 1;
+    return settings;
+  };
+  const std::vector<Layout> spread = {{"one", 1},
+                                      {"dp 2", 2},
+                                      {"dp 4, zero 1", 4, 1, 1, 1},
+                                      {"dp 2, pp 2, zero 3", 2, 2, 1, 3},
+                                      {"dp 2, tp 2, zero 3", 2, 1, 2, 3}};
+  bool sharded = false;
+  for (const Layout& first : spread) {
+    Settings settings = of(first);
+    save_every(settings, 2, sharded);
+    const Outcome whole = World(settings, saving_to(settings, folder / first.name)).run();
+    for (const Layout& second : spread) {
+      INFO(first.name << (sharded ? ", sharded" : ", full") << ", then " << second.name);
+      const Settings rest = of(second);
+      World::Options options = options_of(rest, 9);
+      options.resume = folder / first.name / checkpoint_name(2);
+      const Outcome outcome = World(rest, options).run();
+      CHECK(relative_distance(outcome.weights, whole.weights) < 1e-5);
+      CHECK(outcome.losses.back() == Approx(whole.losses.back()).epsilon(1e-5));
+      if (second.name == first.name) CHECK(difference(outcome.weights, whole.weights) == "");
+    }
+    sharded = !sharded;
   }
 }
 
