@@ -145,6 +145,9 @@ class Decoder {
 
   // Forward only: validation and text. Nothing is kept.
 
+  /// What is added to the token's rows, a row a position: learned or sinusoidal; empty under
+  /// rotary positions.
+  View positions(const Values& values) const;
   /// y (n, C), the caller's.
   void embed(const Pass& pass, const Values& values, View tokens, MutView y) const;
   /// x (n, C) becomes the block's output, in place.
