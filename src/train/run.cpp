@@ -14,6 +14,7 @@
 #include "src/comm/mpi/shared_ranks.h"
 #include "src/config/checks.h"
 #include "src/config/load.h"
+#include "src/data/bpe_tokenizer.h"
 #include "src/io/hf_config.h"
 #include "src/io/hf_folder.h"
 #include "src/io/hf_weights.h"
@@ -137,6 +138,13 @@ void open_run_dir(Start& start) {
   start.yaml = to_yaml(start.loaded);
   const std::filesystem::path folder(start.run_dir);
   if (!source.empty()) copy_hf_tokenizer(source, folder);
+  if (config.data.tokenizer_type == "hf") {  // what the weights go with, for who reads them
+    const TokenizerFiles files = read_tokenizer_files(*config.data.tokenizer_path);
+    write_file_atomically(folder / "tokenizer.json", files.json);
+    if (!files.config.empty()) {
+      write_file_atomically(folder / "tokenizer_config.json", files.config);
+    }
+  }
   write_file_atomically(folder / ("config" + start.suffix + ".yaml"), start.yaml);
   if (!start.schedule.empty()) {
     write_file_atomically(folder / ("schedule" + start.suffix + ".txt"), start.schedule);

@@ -72,6 +72,13 @@ class Generate(program.ProgramTest):
         self.assertFalse((self.folder / "run/config.json").exists())
         self.said("--model", "run", "--prompt", "a", "--max-new-tokens", 5)
 
+    def test_a_run_keeps_its_tokenizer_beside_its_weights(self):
+        tokenizer = self.write("gpt2.json", (GOLDEN / "tokenizer_gpt2.json").read_bytes())
+        self.train("run", F32, "model.vocab_size=705", "data.tokenizer_type=hf", f"data.tokenizer_path={tokenizer}")
+        self.assertEqual((self.folder / "run/tokenizer.json").read_bytes(), tokenizer.read_bytes())
+        tokenizer.unlink()
+        self.said("--model", "run", "--prompt", "", "--max-new-tokens", 5)
+
     def test_an_instruction_is_written_as_fine_tuning_writes_it(self):
         self.train("run", F32, "model.max_seq_len=512")
         prompt = ("Below is an instruction that describes a task, paired with an input that provides further context. Write a "
