@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "schedules/validation.h"
 #include "tensor/ops/cross_entropy.h"
 
 namespace llm {
@@ -54,7 +55,16 @@ Task<> DataFeed::run() {
   }
 }
 
+std::string DataFeed::state_before(std::int64_t step) const {
+  CHECK_CONTRACT(step >= fed_step_, "samples of an earlier step are not given out again");
+  return step == fed_step_ ? state_before_ : source_.state();
+}
+
 void DataFeed::feed(std::int64_t step) {
+  if (plan_.keeps_states) {
+    state_before_ = source_.state();
+    fed_step_ = step;
+  }
   const Partition& partition = plan_.partition;
   const std::int64_t seq_len = source_.seq_len();
   const std::int64_t half = step % 2 * rank_samples(partition) * seq_len;
@@ -93,10 +103,13 @@ ValidationFeed::ValidationFeed(Loop& loop, Plan plan, SampleSource& source,
 
 Task<> ValidationFeed::run() {
   const std::int64_t seq_len = source_.seq_len();
-  const std::int64_t n_total = plan_.n_rounds * plan_.microbatches.size();
+  const std::int64_t n_own = plan_.microbatches.size();
+  const std::int64_t per_round = n_own + plan_.n_spare;
+  const std::int64_t n_total = plan_.n_rounds * per_round;
   for (std::int64_t key = 0; key < n_total; ++key) {
     co_await wanted_.take(key);
-    const std::int64_t index = plan_.microbatches.begin + key % plan_.microbatches.size();
+    const std::int64_t i = key % per_round;
+    const std::int64_t index = i < n_own ? plan_.microbatches.begin + i : spare_validation;
     const Range samples{index * plan_.microbatch_samples,
                         std::min(plan_.n_samples, (index + 1) * plan_.microbatch_samples)};
     const std::int64_t begin = key % plan_.n_buffers * plan_.microbatch_samples * seq_len;

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "actors/messages.h"
@@ -30,6 +31,7 @@ class DataFeed {
     bool has_tokens = true;  ///< views of what the rank does not read are empty
     bool has_labels = true;
     bool counts_labels = true;  ///< one rank of each pipeline does
+    bool keeps_states = false;  ///< one rank of the run does, where checkpoints are saved
     std::int64_t first_step = 0;
     std::int64_t n_steps = 0;
   };
@@ -44,12 +46,17 @@ class DataFeed {
 
   Inbox<ParametersUpdated>& parameters_updated() { return parameters_updated_; }
   Task<> run();
+  /// The source's state before the samples of `step`, which is the next one or the one after it:
+  /// what a checkpoint of so many steps keeps. Where the plan keeps states.
+  std::string state_before(std::int64_t step) const;
 
  private:
   void feed(std::int64_t step);
 
   const Plan plan_;
   SampleSource& source_;
+  std::int64_t fed_step_ = -1;  // the last one that was fed, and the state before it
+  std::string state_before_;
   const std::function<bool()> stop_requested_;
   const Outbox out_;
   Inbox<ParametersUpdated> parameters_updated_;
@@ -72,6 +79,7 @@ class ValidationFeed {
     std::int64_t n_buffers = 2;
     bool has_tokens = true;
     bool has_labels = true;
+    std::int64_t n_spare = 0;  ///< after the rank's own so many times spare_validation
   };
 
   ValidationFeed(Loop& loop, Plan plan, SampleSource& source, Port<Microbatch> validation);

@@ -56,14 +56,15 @@ ComputeBytes compute_bytes(const ModelConfig& config, const DecoderCompute::Plan
 
 DecoderCompute::DecoderCompute(Queue& queue, Plan plan, const Decoder& decoder, ModelState& state,
                                Port<Ready> grads_ready, ParameterSource* parameters,
-                               GroupSums* sums)
+                               GroupSums* sums, RowExchange* exchange)
     : queue_(queue),
       plan_(std::move(plan)),
       decoder_(decoder),
       state_(state),
       grads_ready_(std::move(grads_ready)),
       parameters_(parameters),
-      sums_(sums) {
+      sums_(sums),
+      exchange_(exchange) {
   const ModelConfig& config = decoder_.config();
   for (const Range& layers : plan_.chunks) {
     for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
@@ -101,7 +102,8 @@ Pass DecoderCompute::pass(std::int64_t batch, std::int64_t first_sample, std::in
           .seed = plan_.seed,
           .step = step,
           .first_sample = first_sample,
-          .sums = sums_};
+          .sums = sums_,
+          .exchange = exchange_};
 }
 
 void DecoderCompute::set_losses(Pass& p, const Microbatch& microbatch, LossSum& loss) const {
@@ -340,7 +342,8 @@ void DecoderCompute::add_norms(std::int64_t layer, GradientPart part) {
 
 Task<> DecoderCompute::validate(std::int64_t step, int chunk, const Microbatch& microbatch,
                                 MutView x, LossSum& loss) {
-  const Pass p = pass(microbatch.batch, microbatch.first_sample, 0, false);
+  Pass p = pass(microbatch.batch, microbatch.first_sample, 0, false);
+  p.most_tokens = plan_.largest_microbatch * plan_.seq_len;  // others' may be larger than this one
   if (has(chunk, embedding_layer)) {
     co_await acquire(step, embedding_layer);
     decoder_.embed(p, values(embedding_layer), microbatch.tokens, x);

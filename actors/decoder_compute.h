@@ -38,7 +38,7 @@ class DecoderCompute : public StageCompute {
   /// group's, where there are several ranks.
   DecoderCompute(Queue& queue, Plan plan, const Decoder& decoder, ModelState& state,
                  Port<Ready> grads_ready, ParameterSource* parameters = nullptr,
-                 GroupSums* sums = nullptr);
+                 GroupSums* sums = nullptr, RowExchange* exchange = nullptr);
 
   void begin_step(std::int64_t step, float loss_scale) override;
   Task<MutView> forward(At at, const Microbatch& microbatch, View input) override;
@@ -99,6 +99,7 @@ class DecoderCompute : public StageCompute {
   const Port<Ready> grads_ready_;
   ParameterSource* const parameters_;
   GroupSums* const sums_;
+  RowExchange* const exchange_;
   std::optional<TiedGradient> tied_;       // where this rank owns a tied embedding
   std::map<std::int64_t, Values> values_;  // by layer
   std::int64_t step_ = 0;

@@ -36,6 +36,8 @@ GradientReducer::GradientReducer(Loop& loop, Queue& queue, Plan plan, Group& gro
     Sums& sums = sums_.emplace_back();
     sums.bucket = b;
     sums.flat = buckets[bucket].flat;
+    sums.is_own = buckets[bucket].is_own;
+    if (sums.is_own) continue;
     if (plan_.shared) {
       sums.in_place = in_place_plan(shape, in_place_elements);
       continue;
@@ -55,7 +57,7 @@ Task<> GradientReducer::run() {
       co_await grads_ready_.take(key);
       const auto bucket = static_cast<int>(sums.bucket);
       const CollectiveId id(plan_.first_tag + bucket % plan_.n_tags, step, bucket);
-      co_await sum(sums, id);
+      if (!sums.is_own) co_await sum(sums, id);
       out_.reduced(key, Ready{});
     }
   }
@@ -88,6 +90,7 @@ std::int64_t reducer_scratch_bytes(const std::vector<Bucket>& buckets, GroupPlac
   std::int64_t elements = 0;
   for (std::size_t b = static_cast<std::size_t>(lane); b < buckets.size();
        b += static_cast<std::size_t>(n_lanes)) {
+    if (buckets[b].is_own) continue;
     const CollectiveShape shape = shape_of(buckets, b, place, piece_cuts);
     elements =
         std::max(elements, reduce_scatter_plan(best_form(place.n_ranks), shape).scratch_elements);

@@ -22,7 +22,8 @@ namespace llm {
 ///
 /// Where the group's ranks share a machine's memory, each adds up its piece of all ranks' gradients
 /// where they lie, and messages say only when; elsewhere the pieces are the messages. Same bits.
-/// Under ZeRO a rank ends with the sum of the piece that it owns.
+/// Under ZeRO a rank ends with the sum of the piece that it owns. A bucket that is the rank's own
+/// is its sum already.
 ///
 ///   receives  grads_ready(step * n_buckets + bucket)   from the stage, once a step
 ///   sends     reduced(step * n_buckets + bucket)       to the optimizer
@@ -57,6 +58,7 @@ class GradientReducer {
   struct Sums {
     std::int64_t bucket;
     Range flat;
+    bool is_own = false;
     ReduceScatterPlan scatter;
     std::vector<GatherRound> gather;
     InPlacePlan in_place;

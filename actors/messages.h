@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 
+#include "schedules/saves.h"
 #include "tensor/view.h"
 
 namespace llm {
@@ -34,6 +35,19 @@ struct StepFacts {
 struct ParametersUpdated {
   bool stop = false;      ///< do not begin this step: a stop was agreed on
   double loss_scale = 1;  ///< of this step: backward starts from it, times the plan's 2^-k
+};
+
+/// A step is over whose state may be saved: weights and moments stay as they are until the writer
+/// of checkpoints has answered.
+struct StepEnd {
+  std::int64_t step = 0;
+  Save save = Save::never;
+  bool is_validated = false;  ///< a validation loss of these weights follows
+  bool is_last = false;       ///< nothing changes after it
+  std::int64_t n_updates = 0;
+  double loss_scale = 1;  ///< of the next step, and since when it is that
+  std::int64_t n_good_steps = 0;
+  std::int64_t begin_ns = 0;  ///< since when training waits
 };
 
 /// What the optimizer says of a step, the same on every rank.

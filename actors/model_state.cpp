@@ -98,7 +98,8 @@ FlatLayout model_layout(const ModelConfig& config, const LayerRanges& ranges,
   std::vector<FlatTensor> tensors;
   for (const ParameterSpec& spec : specs_of(config, owned_parameters(config, ranges))) {
     const int unit = units.empty() ? 0 : unit_of(units, spec.layer);
-    tensors.push_back({spec.n_elements(), spec.layer, is_mlp(spec.role) ? 0 : 1, unit});
+    const bool is_own = config.ep.size > 1 && is_of_experts(config, spec.role);
+    tensors.push_back({spec.n_elements(), spec.layer, is_mlp(spec.role) ? 0 : 1, unit, is_own});
   }
   std::reverse(tensors.begin(), tensors.end());
   return flat_layout(tensors, bucket_elements(bucket_bytes), norm_chunk_elements);
@@ -291,6 +292,16 @@ void ModelState::initialize(const InitialValues& whole) {
   for (const UnitMemory::TablePiece& piece : units_->owned_table()) {
     draw_rounded(table, source, piece.elements,
                  MutView(piece.bytes.data(), config_.compute, {piece.elements.size()}));
+  }
+}
+
+void ModelState::set_moments(const WholeValues& m, const WholeValues& v) const {
+  for (const std::vector<OwnedPiece>& pieces : shard_.pieces) {
+    for (const OwnedPiece& piece : pieces) {
+      const ParameterSpec& spec = specs_[spec_of(piece.tensor)];
+      read_slice(spec, piece.elements, m, this->m(piece));
+      read_slice(spec, piece.elements, v, this->v(piece));
+    }
   }
 }
 

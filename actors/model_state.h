@@ -98,6 +98,8 @@ class ModelState {
   void initialize(std::uint64_t seed);
   /// Starting values of another source, which is asked for what this rank holds alone.
   void initialize(const InitialValues& whole);
+  /// Moments of another source, likewise; until then they are 0.
+  void set_moments(const WholeValues& m, const WholeValues& v) const;
 
   /// Of a state with units; nullptr without.
   UnitMemory* units() { return units_ ? &*units_ : nullptr; }

@@ -6,6 +6,7 @@
 
 #include "src/base/error.h"
 #include "src/comm/collective.h"
+#include "src/rt/clock.h"
 #include "src/rt/event.h"
 #include "tensor/ops/adamw.h"
 
@@ -41,8 +42,26 @@ OptimizerShard::OptimizerShard(Loop& loop, Queue& reductions, Queue& compute, Pl
       // A rank that has finished a step tells of the one after the next.
       step_facts_(loop_, WaitName("step_facts", "data_feed of every rank"),
                   3 * static_cast<std::size_t>(plan_.n_ranks)),
-      reduced_(loop_, WaitName("reduced", "gradient_reducer"), state_.layout().buckets.size()) {
+      reduced_(loop_, WaitName("reduced", "gradient_reducer"), state_.layout().buckets.size()),
+      state_copied_(loop_, WaitName("state copied", "checkpoint_writer")),
+      n_updates_(plan_.n_updates) {
   if (plan_.config.loss_scale) loss_scale_.scale = plan_.config.loss_scale->initial;
+  if (plan_.loss_scale) loss_scale_ = *plan_.loss_scale;
+}
+
+Task<> OptimizerShard::end_step(std::int64_t step, bool stop) {
+  StepEnd end;
+  end.step = step;
+  end.save = plan_.saves.after(step, stop);
+  end.is_validated = plan_.saves.is_validated(step, stop);
+  end.is_last = stop || step + 1 == plan_.n_steps;
+  if (!plan_.saves.enabled || (end.save == Save::never && !end.is_last)) co_return;
+  end.n_updates = n_updates_;
+  end.loss_scale = loss_scale_.scale;
+  end.n_good_steps = loss_scale_.n_good_steps;
+  end.begin_ns = now_ns();
+  out_.step_end(n_ends_, end);
+  co_await state_copied_.take(n_ends_++);
 }
 
 void OptimizerShard::move_loss_scale(std::int64_t step, bool overflowed) {
@@ -96,6 +115,7 @@ Task<> OptimizerShard::run() {
     compute_.notify([&updated] { updated.set(); });
     co_await updated;
     report.n_updates = n_updates_;
+    co_await end_step(step, report.stop);
     out_.step_report(step, report);
     out_.parameters_updated(step + 1, next);
     if (report.stop) co_return;

@@ -8,6 +8,7 @@
 #include "actors/square_sums.h"
 #include "schedules/learning_rate.h"
 #include "schedules/loss_scale.h"
+#include "schedules/saves.h"
 #include "src/rt/inbox.h"
 #include "src/rt/port.h"
 #include "src/rt/task.h"
@@ -48,6 +49,9 @@ StepScale step_scale(double sum_of_squares, std::int64_t n_valid, int exponent, 
 ///             the next forward
 ///             parameters_updated(step + 1)        to the stage and the data feed
 ///             step_report(step)                   to metrics
+///             step_end(n)                         to the writer of checkpoints, the n-th end that
+///             it cares for, and waits for
+///   receives  state_copied(n)                     from it
 class OptimizerShard {
  public:
   struct Plan {
@@ -56,12 +60,16 @@ class OptimizerShard {
     int loss_scale_exponent = 0;
     std::int64_t first_step = 0;
     std::int64_t n_steps = 0;
+    std::int64_t n_updates = 0;                ///< AdamW's t so far
+    std::optional<LossScale> loss_scale = {};  ///< where a checkpoint says it
+    SavePlan saves = {};
   };
   struct Outbox {
     Port<ParametersUpdated> parameters_updated;
     Port<StepReport> step_report;
     Port<ParametersUpdated> updated =
         Port<ParametersUpdated>([](std::int64_t, ParametersUpdated) {});
+    Port<StepEnd> step_end = {};  ///< where checkpoints are saved
   };
 
   /// `reductions` runs the sums of squares while the backward goes on; `compute` the updates.
@@ -70,9 +78,12 @@ class OptimizerShard {
 
   Inbox<StepFacts>& step_facts() { return step_facts_; }
   Inbox<Ready>& reduced() { return reduced_; }
+  Inbox<Ready>& state_copied() { return state_copied_; }
   Task<> run();
 
  private:
+  /// Lets the writer of checkpoints copy what it saves.
+  Task<> end_step(std::int64_t step, bool stop);
   /// Moves the loss scale after a step; throws Error where it has nowhere to go.
   void move_loss_scale(std::int64_t step, bool overflowed);
   AdamwStep step_of(const StepScale& scale, double lr);
@@ -88,7 +99,9 @@ class OptimizerShard {
   const Outbox out_;
   Inbox<StepFacts> step_facts_;
   Inbox<Ready> reduced_;
-  std::int64_t n_updates_ = 0;
+  Inbox<Ready> state_copied_;
+  std::int64_t n_ends_ = 0;
+  std::int64_t n_updates_;
   LossScale loss_scale_;
 };
 

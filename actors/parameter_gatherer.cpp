@@ -11,6 +11,10 @@ ParameterGatherer::ParameterGatherer(Group& group, Plan plan, const ModelState& 
       updated_(group.transport.loop(), WaitName("updated", "optimizer_shard"),
                state.layout().buckets.size()) {
   for (std::size_t b = 0; b < state.layout().buckets.size(); ++b) {
+    if (state.layout().buckets[b].is_own) {
+      gathers_.emplace_back();  // no rounds: what ops read is the rank's own
+      continue;
+    }
     const CollectiveShape shape{
         group.index, group.size(),
         compute_cuts(state.layout(), state.compute_layout(), b, group.size())};

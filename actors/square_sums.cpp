@@ -13,10 +13,12 @@ std::int64_t n_chunks(std::int64_t n_elements) {
   return (n_elements + norm_chunk_elements - 1) / norm_chunk_elements;
 }
 
-std::int64_t n_chunks(const Shard& shard) {
+/// Of the buckets that the group shares, or of those that are the rank's own.
+std::int64_t n_chunks(const Shard& shard, const FlatLayout& layout, bool of_own) {
   std::int64_t n = 0;
-  for (const std::vector<OwnedPiece>& pieces : shard.pieces) {
-    for (const OwnedPiece& piece : pieces) n += n_chunks(piece.elements.size());
+  for (std::size_t b = 0; b < shard.pieces.size(); ++b) {
+    if (layout.buckets[b].is_own != of_own) continue;
+    for (const OwnedPiece& piece : shard.pieces[b]) n += n_chunks(piece.elements.size());
   }
   return n;
 }
@@ -33,7 +35,8 @@ std::int64_t square_sum_bytes(const ModelConfig& config, const LayerRanges& rang
   for (const std::size_t i : owned_parameters(config, ranges)) {
     total += n_chunks(specs[i].n_elements());
   }
-  if (config.tp.size > 1) total += config.tp.size * static_cast<std::int64_t>(specs.size());
+  total += (config.tp.size > 1 ? config.tp.size : 0) * static_cast<std::int64_t>(specs.size());
+  total += (config.ep.size > 1 ? config.ep.size : 0) * static_cast<std::int64_t>(specs.size());
   return total * 8;
 }
 
@@ -54,13 +57,17 @@ SquareSums::SquareSums(Group& pipeline, Group& owners, Group& tensor, Plan plan,
   std::vector<std::int64_t> chunk_cuts{0};
   for (const int piece : plan_.piece_by_member) {
     shards_.push_back(shard_of(state_.layout(), n_members, piece, norm_chunk_elements));
-    chunk_cuts.push_back(chunk_cuts.back() + n_chunks(shards_.back()));
+    chunk_cuts.push_back(chunk_cuts.back() + n_chunks(shards_.back(), state_.layout(), false));
   }
-  CHECK_CONTRACT(chunk_cuts.back() == total, "every chunk has one owner");
-  std::int64_t slot = chunk_cuts[static_cast<std::size_t>(own)];
-  for (const std::vector<OwnedPiece>& pieces : shards_[static_cast<std::size_t>(own)].pieces) {
+  const Shard& own_shard = shards_[static_cast<std::size_t>(own)];
+  CHECK_CONTRACT(chunk_cuts.back() + n_chunks(own_shard, state_.layout(), true) == total,
+                 "every chunk has one owner");
+  std::int64_t shared_slot = chunk_cuts[static_cast<std::size_t>(own)];
+  std::int64_t own_slot = chunk_cuts.back();
+  for (std::size_t b = 0; b < own_shard.pieces.size(); ++b) {
+    std::int64_t& slot = state_.layout().buckets[b].is_own ? own_slot : shared_slot;
     std::vector<std::int64_t>& of_bucket = slots_.emplace_back();
-    for (const OwnedPiece& piece : pieces) {
+    for (const OwnedPiece& piece : own_shard.pieces[b]) {
       of_bucket.push_back(slot);
       slot += n_chunks(piece.elements.size());
     }
@@ -74,6 +81,7 @@ SquareSums::SquareSums(Group& pipeline, Group& owners, Group& tensor, Plan plan,
     cuts.push_back(cuts.back() + static_cast<std::int64_t>(owned.size()));
   }
   parameter_sums_ = Storage(cuts.back() * 8);
+  if (state_.config().ep.size > 1) expert_sums_ = Storage(owners_.size() * cuts.back() * 8);
   if (tensor_.size() > 1) tensor_sums_ = Storage(tensor_.size() * cuts.back() * 8);
   parameter_gather_ =
       all_gather_plan(CollectiveForm::direct, {pipeline_.index, pipeline_.size(), cuts});
@@ -99,8 +107,30 @@ Task<double> SquareSums::total(std::int64_t step) {
   for (const std::vector<std::size_t>& owned : plan_.parameters_by_rank) {
     for (const std::size_t i : owned) by_parameter[i] = *sum++;
   }
+  if (expert_sums_.n_bytes() > 0) co_await sum_over_experts(by_parameter, step);
   const double total = co_await sum_over_tensor_group(by_parameter, step);
   co_return total;
+}
+
+Task<> SquareSums::sum_over_experts(std::vector<double>& by_parameter, std::int64_t step) {
+  const auto n = static_cast<std::int64_t>(by_parameter.size());
+  std::vector<std::int64_t> cuts;
+  for (std::int64_t k = 0; k <= owners_.size(); ++k) cuts.push_back(k * n);
+  const MutView all = doubles(expert_sums_);
+  std::copy(by_parameter.begin(), by_parameter.end(), all.as<double>() + owners_.index * n);
+  const CollectiveShape shape{owners_.index, owners_.size(), cuts};
+  const std::vector<GatherRound> rounds = all_gather_plan(CollectiveForm::direct, shape);
+  const CollectiveId id(plan_.experts_tag, step, 0);
+  co_await all_gather(owners_, rounds, id, all);
+  const std::vector<ParameterSpec> specs = parameters(state_.config());
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto p = static_cast<std::size_t>(i);
+    if (!is_of_experts(state_.config(), specs[p].role)) continue;
+    by_parameter[p] = 0;
+    for (std::int64_t rank = 0; rank < owners_.size(); ++rank) {
+      by_parameter[p] += all.as<double>()[rank * n + i];
+    }
+  }
 }
 
 Task<double> SquareSums::sum_over_tensor_group(const std::vector<double>& by_parameter,
@@ -139,16 +169,19 @@ Task<> SquareSums::gather_chunks(std::int64_t step) {
 Task<> SquareSums::gather_parameters(std::int64_t step) {
   std::vector<double> chunks(static_cast<std::size_t>(chunk_sums_.n_bytes() / 8));
   const double* sum = doubles(chunk_sums_).as<double>();
-  for (const Shard& shard : shards_) {
-    for (const std::vector<OwnedPiece>& pieces : shard.pieces) {
-      for (const OwnedPiece& piece : pieces) {
+  const auto take = [&](const Shard& shard, bool of_own) {
+    for (std::size_t b = 0; b < shard.pieces.size(); ++b) {
+      if (state_.layout().buckets[b].is_own != of_own) continue;
+      for (const OwnedPiece& piece : shard.pieces[b]) {
         const std::int64_t first =
             chunk_begin_[state_.spec_of(piece.tensor)] + piece.elements.begin / norm_chunk_elements;
         const std::int64_t n = n_chunks(piece.elements.size());
         for (std::int64_t i = 0; i < n; ++i) chunks[static_cast<std::size_t>(first + i)] = *sum++;
       }
     }
-  }
+  };
+  for (const Shard& shard : shards_) take(shard, false);
+  take(shards_.front(), true);
   const MutView sums = doubles(parameter_sums_);
   std::size_t own = 0;
   for (int rank = 0; rank < pipeline_.index; ++rank) {

@@ -14,7 +14,8 @@ namespace llm {
 
 /// The sum of squares of a model's summed gradient, whoever holds which part: one sum a chunk of
 /// 4,096 elements, by the rank that owns it; chunks added in order to one sum a parameter, and
-/// these over the ranks that have a part of it each (what several have, one counts); and
+/// these over the ranks that have a part of it each, data-parallel ones of spread experts and
+/// tensor-parallel ones (what several have, one counts); and
 /// these added in canonical order, on every rank alike. So neither pipeline nor shards change its
 /// bits.
 class SquareSums {
@@ -28,6 +29,7 @@ class SquareSums {
     int chunks_tag = 0;
     int tensor_tag = 0;
     int parameters_tag = 0;
+    int experts_tag = 0;
   };
   /// `pipeline` are the ranks that hold the other stages, `owners` those with the other pieces,
   /// `tensor` those with the other parts of each parameter.
@@ -41,6 +43,8 @@ class SquareSums {
  private:
   Task<> gather_chunks(std::int64_t step);
   Task<> gather_parameters(std::int64_t step);
+  /// Of spread experts' parameters, over the owners.
+  Task<> sum_over_experts(std::vector<double>& by_parameter, std::int64_t step);
   Task<double> sum_over_tensor_group(const std::vector<double>& by_parameter, std::int64_t step);
   bool is_sharded() const { return plan_.piece_by_member.size() > 1; }
 
@@ -53,6 +57,7 @@ class SquareSums {
   std::vector<std::int64_t> chunk_begin_;         // by spec: its first chunk in canonical order
   std::vector<std::vector<std::int64_t>> slots_;  // by bucket and owned piece: its first chunk sum
   Storage chunk_sums_;                            // f64, by member and its pieces
+  Storage expert_sums_;     // f64, by owner and parameter; empty where experts are not spread
   Storage tensor_sums_;     // f64, by rank of the tensor group and parameter; empty for one
   Storage parameter_sums_;  // f64, by rank of the pipeline and its parameters
   std::vector<GatherRound> chunk_gather_;

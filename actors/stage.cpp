@@ -27,6 +27,8 @@ std::vector<std::int64_t> rows_of_validation(const Stage::Plan& plan) {
   for (std::int64_t i = own.begin; i < own.end; ++i) {
     rows.push_back(plan.tp.rows(plan.validation.samples(i).size() * plan.seq_len).size());
   }
+  rows.resize(static_cast<std::size_t>(plan.n_validations()),
+              plan.validation.samples(spare_validation).size() * plan.seq_len);
   return rows;
 }
 
@@ -231,7 +233,7 @@ void Stage::expect(std::int64_t step) {
 }
 
 void Stage::expect_validation(std::int64_t step, std::int64_t round) {
-  const std::int64_t first = round * plan_.validation_microbatches.size();
+  const std::int64_t first = round * plan_.n_validations();
   for (Chunk& own : chunks_) {
     if (!own.activation_receiver) continue;
     own.activation_receiver->expected().put(

@@ -54,8 +54,14 @@ class Stage {
     std::int64_t n_steps = 0;       ///< the step after the last
     ValidationPlan validation;      ///< N' is its n_microbatches()
     Range validation_microbatches;  ///< this rank's, of N'
-    int n_validation_buffers = 2;   ///< of the validation feed
-    float loss_scale = 1;           ///< what backward starts from for each token: 2^-k
+    /// Where other ranks of the data-parallel group have more and need this one's experts for them:
+    /// so many that it computes for nobody.
+    std::int64_t n_spare_validations = 0;
+    std::int64_t n_validations() const {
+      return validation_microbatches.size() + n_spare_validations;
+    }
+    int n_validation_buffers = 2;  ///< of the validation feed
+    float loss_scale = 1;          ///< what backward starts from for each token: 2^-k
 
     int n_microbatches() const {  ///< A
       return static_cast<int>(microbatch_samples.size()) * n_accumulation_steps;

@@ -5,7 +5,7 @@
 
 namespace llm {
 Task<> Stage::validate(std::int64_t step, std::int64_t round) {
-  const std::int64_t n = plan_.validation_microbatches.size();
+  const std::int64_t n = plan_.n_validations();
   const std::int64_t n_buffers = plan_.n_validation_buffers;
   for (std::int64_t i = 0; i < std::min(n, n_buffers); ++i) {
     out_.validation_wanted(round * n + i, Ready{});
@@ -32,7 +32,7 @@ Task<Leased> Stage::validation_for(int c, std::int64_t k, std::int64_t n_rows) {
 
 Task<> Stage::validate_one(std::int64_t step, std::int64_t round, int c, std::int64_t i) {
   Chunk& own = chunk(c);
-  const std::int64_t k = round * plan_.validation_microbatches.size() + i;
+  const std::int64_t k = round * plan_.n_validations() + i;
   if (!held_validation_.contains(i)) {
     const Microbatch microbatch = co_await validation_.take(k);
     held_validation_.emplace(i, microbatch);
@@ -47,7 +47,7 @@ Task<> Stage::validate_one(std::int64_t step, std::int64_t round, int c, std::in
     const std::int64_t first =
         round * plan_.validation.n_microbatches() + plan_.validation_microbatches.begin;
     const LossReport report{loss.sum, loss.n_valid};
-    out_.validation_loss(first + i, report);
+    if (i < plan_.validation_microbatches.size()) out_.validation_loss(first + i, report);
   } else if (own.activation_sender) {
     const auto index = static_cast<std::int32_t>(plan_.n_microbatches() + i);
     own.activation_sender->send(Outgoing(step, index, x));

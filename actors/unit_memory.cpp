@@ -7,6 +7,13 @@
 namespace llm {
 namespace {
 
+/// The bounds of all ranks' pieces of what is gathered of a bucket, in bytes.
+std::vector<std::int64_t> gathered_cuts(const FlatLayout& layout, const ComputeLayout& compute,
+                                        std::size_t bucket, int n_pieces) {
+  if (!layout.buckets[bucket].is_own) return compute_cuts(layout, compute, bucket, n_pieces);
+  return std::vector<std::int64_t>(static_cast<std::size_t>(n_pieces) + 1, 0);
+}
+
 /// By bucket, then by part of the table: the first byte of what is owned of it; and then the end.
 std::vector<std::int64_t> owned_begins(const FlatLayout& layout, const ComputeLayout& compute,
                                        const UnitShape& shape) {
@@ -16,6 +23,11 @@ std::vector<std::int64_t> owned_begins(const FlatLayout& layout, const ComputeLa
   };
   const auto k = static_cast<std::size_t>(shape.piece);
   for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
+    const Range flat = layout.buckets[b].flat;
+    if (layout.buckets[b].is_own) {
+      append(compute.byte_of(layout, flat.end) - compute.byte_of(layout, flat.begin));
+      continue;
+    }
     const std::vector<std::int64_t> cuts = compute_cuts(layout, compute, b, shape.n_pieces);
     append(cuts[k + 1] - cuts[k]);
   }
@@ -43,6 +55,7 @@ UnitLayout unit_layout(const FlatLayout& layout, const ComputeLayout& compute,
   for (std::size_t t = 0; t < layout.tensors.size(); ++t) {
     std::int64_t& n_bytes = units.n_bytes[static_cast<std::size_t>(layout.tensors[t].unit)];
     units.begin.push_back(n_bytes);
+    if (layout.tensors[t].is_own) continue;
     n_bytes += compute.begin[t + 1] - compute.begin[t];
   }
   if (shape.table.n_bytes() == 0) return units;
@@ -69,7 +82,8 @@ std::vector<UnitPart> unit_parts(const FlatLayout& layout, const ComputeLayout& 
     if (layout.tensors[first].unit != unit) continue;
     const std::int64_t in_tensor =
         compute.byte_of(layout, bucket.flat.begin) - compute.begin[first];
-    append(b, units.begin[first] + in_tensor, compute_cuts(layout, compute, b, shape.n_pieces));
+    append(b, bucket.is_own ? 0 : units.begin[first] + in_tensor,
+           gathered_cuts(layout, compute, b, shape.n_pieces));
   }
   if (shape.table.unit != unit) return parts;
   for (std::size_t i = 0; i < shape.table.cuts.size(); ++i) {
@@ -93,7 +107,7 @@ UnitMemory::UnitMemory(const FlatLayout& layout, ComputeLayout compute, const Un
       owned_begin_(owned_begins(layout, compute_, shape_)),
       owned_(owned_begin_.back()) {
   for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
-    const std::vector<std::int64_t> cuts = compute_cuts(layout, compute_, b, shape_.n_pieces);
+    const std::vector<std::int64_t> cuts = gathered_cuts(layout, compute_, b, shape_.n_pieces);
     owned_cut_.push_back(cuts[static_cast<std::size_t>(shape_.piece)]);
   }
 }
@@ -105,6 +119,11 @@ void UnitMemory::place(int unit, MutView bytes) {
 
 MutView UnitMemory::tensor(std::int64_t tensor) const {
   const auto t = static_cast<std::size_t>(tensor);
+  if (flat_.tensors[t].is_own) {
+    // Its buckets, of whole norm chunks but for the last, lie one after the other.
+    const std::int64_t n = compute_.begin[t + 1] - compute_.begin[t];
+    return owned_.view(Dtype::u8, {n}, owned_byte(flat_.tensor_begin[t]));
+  }
   const MutView& place = places_[static_cast<std::size_t>(flat_.tensors[t].unit)];
   if (place.empty()) return {};
   return part(place, layout_.begin[t], {compute_.begin[t + 1] - compute_.begin[t]});
@@ -116,15 +135,18 @@ MutView UnitMemory::table() const {
   return part(place, layout_.table_begin, {shape_.table.n_bytes()});
 }
 
-MutView UnitMemory::owned(const OwnedPiece& piece) const {
+std::int64_t UnitMemory::owned_byte(std::int64_t flat) const {
   const auto after = std::upper_bound(
-      flat_.buckets.begin(), flat_.buckets.end(), piece.flat_begin,
+      flat_.buckets.begin(), flat_.buckets.end(), flat,
       [](std::int64_t at, const Bucket& bucket) { return at < bucket.flat.begin; });
   const auto b = static_cast<std::size_t>(after - flat_.buckets.begin() - 1);
-  const std::int64_t inside = compute_.byte_of(flat_, piece.flat_begin) -
-                              compute_.byte_of(flat_, flat_.buckets[b].flat.begin) - owned_cut_[b];
+  return owned_begin_[b] + compute_.byte_of(flat_, flat) -
+         compute_.byte_of(flat_, flat_.buckets[b].flat.begin) - owned_cut_[b];
+}
+
+MutView UnitMemory::owned(const OwnedPiece& piece) const {
   const Dtype dtype = compute_.dtype[static_cast<std::size_t>(piece.tensor)];
-  return owned_.view(dtype, {piece.elements.size()}, owned_begin_[b] + inside);
+  return owned_.view(dtype, {piece.elements.size()}, owned_byte(piece.flat_begin));
 }
 
 std::vector<UnitMemory::TablePiece> UnitMemory::owned_table() const {

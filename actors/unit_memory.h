@@ -9,7 +9,8 @@
 
 namespace llm {
 
-/// Where what ops read lies while its units are there: the tensors of a unit one after the other.
+/// Where what ops read lies while its units are there: the tensors of a unit one after the other,
+/// but for those that are the rank's own (Bucket::is_own), which always lie where they are owned.
 struct UnitLayout {
   std::vector<std::int64_t> begin;    ///< by tensor of the layout: its first byte in its unit
   std::vector<std::int64_t> n_bytes;  ///< by unit
@@ -36,7 +37,8 @@ struct UnitShape {
 UnitLayout unit_layout(const FlatLayout& layout, const ComputeLayout& compute,
                        const UnitShape& shape);
 
-/// What a unit is gathered from: as bytes, a bucket's or a part of a borrowed table.
+/// What a unit is gathered from: as bytes, a bucket's or a part of a borrowed table. Of a bucket
+/// that is the rank's own nothing: it is a part because the unit waits for its update.
 struct UnitPart {
   std::int64_t bucket;             ///< of the layout; the parts of a table follow the last
   Range owned;                     ///< this rank's piece, in the owned bytes
@@ -62,7 +64,7 @@ class UnitMemory {
   }
   /// From now on the unit lies in `bytes`; empty: nowhere.
   void place(int unit, MutView bytes);
-  /// A tensor's bytes; empty where its unit is nowhere.
+  /// A tensor's bytes; empty where its unit is nowhere. The rank's own are always there.
   MutView tensor(std::int64_t tensor) const;
   /// The borrowed table's.
   MutView table() const;
@@ -80,6 +82,9 @@ class UnitMemory {
   }
 
  private:
+  /// Where an owned element of the layout lies.
+  std::int64_t owned_byte(std::int64_t flat) const;
+
   const FlatLayout& flat_;
   const ComputeLayout compute_;
   const UnitShape shape_;

@@ -30,7 +30,8 @@ FlatLayout flat_layout(const std::vector<FlatTensor>& tensors, std::int64_t buck
     const std::int64_t tensor_begin = layout.n_elements;
     const bool begins_part = t > 0 && (tensors[t].layer != tensors[t - 1].layer ||
                                        tensors[t].part != tensors[t - 1].part);
-    const bool begins_unit = t > 0 && tensors[t].unit != tensors[t - 1].unit;
+    const bool begins_unit = t > 0 && (tensors[t].unit != tensors[t - 1].unit ||
+                                       tensors[t].is_own != tensors[t - 1].is_own);
     const bool is_half_full = 2 * (tensor_begin - open.flat.begin) >= bucket_elements;
     if (begins_unit || (begins_part && is_half_full)) {
       close(tensor_begin);
@@ -51,6 +52,7 @@ FlatLayout flat_layout(const std::vector<FlatTensor>& tensors, std::int64_t buck
       }
       open.pieces.push_back({static_cast<std::int64_t>(t), {done, done + n}, flat_begin});
       open.ready_after_layer = tensors[t].layer;
+      open.is_own = tensors[t].is_own;
       done += n;
     }
     layout.n_elements = tensor_begin + aligned(tensors[t].n_elements);

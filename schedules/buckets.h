@@ -9,9 +9,10 @@ namespace llm {
 /// One trained tensor for the flat layout, in the order in which backward completes gradients.
 struct FlatTensor {
   std::int64_t n_elements;
-  std::int64_t layer;  ///< when this layer's backward is done, the gradient is complete
-  int part = 0;        ///< or already when this part of it is: the layer's parts in their order
-  int unit = 0;        ///< no bucket has tensors of two units (schedules/units.h)
+  std::int64_t layer;   ///< when this layer's backward is done, the gradient is complete
+  int part = 0;         ///< or already when this part of it is: the layer's parts in their order
+  int unit = 0;         ///< no bucket has tensors of two units (schedules/units.h)
+  bool is_own = false;  ///< this rank's alone in its data-parallel group; no bucket has both kinds
 };
 
 /// A piece of a tensor that lies in one bucket.
@@ -25,6 +26,7 @@ struct BucketPiece {
 struct Bucket {
   Range flat;                      ///< elements, padding between tensors included
   std::int64_t ready_after_layer;  ///< the last layer whose backward it waits for
+  bool is_own = false;             ///< its tensors are this rank's alone: nothing is exchanged
   std::vector<BucketPiece> pieces;
 };
 

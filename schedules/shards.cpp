@@ -64,7 +64,9 @@ Shard shard_of(const FlatLayout& layout, int n_pieces, int piece, std::int64_t c
     const Bucket& bucket = layout.buckets[b];
     const std::vector<std::int64_t> cuts = shard_cuts(layout, b, n_pieces, chunk_elements);
     const auto k = static_cast<std::size_t>(piece);
-    const Range own{bucket.flat.begin + cuts[k], bucket.flat.begin + cuts[k + 1]};
+    const Range own = bucket.is_own
+                          ? bucket.flat
+                          : Range{bucket.flat.begin + cuts[k], bucket.flat.begin + cuts[k + 1]};
     shard.flat.push_back(own);
     std::vector<OwnedPiece>& pieces = shard.pieces.emplace_back();
     for (const BucketPiece& of_bucket : bucket.pieces) {

@@ -16,7 +16,8 @@ struct OwnedPiece {
 };
 
 /// What one rank of a data-parallel group owns of a layout: a piece of each bucket, as equal as
-/// whole norm chunks allow. Pieces may be empty: a group may have more ranks than chunks.
+/// whole norm chunks allow, and all of a bucket that is its own (Bucket::is_own). Pieces may be
+/// empty: a group may have more ranks than chunks.
 struct Shard {
   std::vector<Range> flat;                      ///< by bucket: elements, paddings included
   std::vector<std::vector<OwnedPiece>> pieces;  ///< by bucket

@@ -36,6 +36,9 @@ struct ValidationPlan {
   }
 };
 
+/// What a rank computes that has no validation microbatch of its own while others need its experts.
+inline constexpr std::int64_t spare_validation = 0;
+
 /// A validation microbatch on one of a rank's chunks.
 struct ValidationPart {
   std::int64_t microbatch;

@@ -135,6 +135,11 @@ void OutputFile::write_at(std::int64_t begin, std::span<const std::byte> bytes) 
   }
 }
 
+void OutputFile::begin_writing_back() {
+  // Where the system cannot, finish() does it all.
+  (void)::sync_file_range(descriptor_, 0, 0, SYNC_FILE_RANGE_WRITE);
+}
+
 void OutputFile::finish() {
   if (::fsync(descriptor_) != 0) fail("cannot force to disk", path_);
   // Network file systems report a full disk only here.

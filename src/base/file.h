@@ -46,6 +46,9 @@ class OutputFile {
   void write(std::span<const std::byte> bytes) { append(bytes.data(), bytes.size()); }
   /// Overwrites bytes that were written already.
   void write_at(std::int64_t begin, std::span<const std::byte> bytes);
+  /// Asks the system to write what is here to the disk, without waiting for it: finish() then has
+  /// less to wait for, and others' writes do not wait behind this file's.
+  void begin_writing_back();
   /// Forces everything to the disk and closes.
   void finish();
 

@@ -13,4 +13,19 @@ std::size_t utf8_length(std::string_view text, std::size_t at);
 /// characters; what is no UTF-8 becomes U+FFFD.
 std::string shown_text(std::string_view text);
 
+/// Text that comes in pieces of bytes, for a terminal: whole characters alone leave, the beginning
+/// of one waits for the rest. Control characters but newline and tab become spaces, what is no
+/// UTF-8 becomes U+FFFD, byte by byte.
+class TextStream {
+ public:
+  /// What can be shown with `bytes` after all that came before.
+  std::string add(std::string_view bytes);
+  /// The rest, of a text that ends here.
+  std::string finish();
+
+ private:
+  std::string take(bool is_end);
+  std::string waiting_;
+};
+
 }  // namespace llm

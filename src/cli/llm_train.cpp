@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -123,6 +124,7 @@ int without_ranks(const CommandLine& line) {
 
 int main(int argc, char** argv) {
   const std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file above the user's limit is an error with a name
   CommandLine line = parse(argc, argv);
   line.request.process_begin = begin;
   line.request.command.assign(argv, argv + argc);

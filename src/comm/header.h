@@ -20,6 +20,8 @@ enum class MessageKind : std::uint16_t {
   shared_memory,  ///< a SharedHandle
   vector_ready,   ///< peers may add up their pieces of the sender's vector
   piece_summed,   ///< the sender's piece of all vectors is their sum
+  expert_begins,  ///< which rows follow for which expert of the receiver
+  expert_rows,
   user = 1000,
 };
 std::string name_of(MessageKind kind);

@@ -34,6 +34,10 @@ std::string name_of(MessageKind kind) {
       return "vector_ready";
     case MessageKind::piece_summed:
       return "piece_summed";
+    case MessageKind::expert_begins:
+      return "expert_begins";
+    case MessageKind::expert_rows:
+      return "expert_rows";
     case MessageKind::user:
       return "user";
   }

@@ -127,6 +127,19 @@ int resolve_zero_stage(const LoadedConfig& loaded) {
                                                                      : 0));
 }
 
+bool resolve_expert_parallel(const LoadedConfig& loaded) {
+  const char* const field = "distributed.expert_parallel";
+  if (loaded.config.distributed.expert_parallel != "dp") return false;
+  const ModelSection& model = loaded.config.model;
+  if (!model.is_mixture()) {
+    refuse(place_of(loaded, {field, "model.mlp_impl"}), field,
+           fmt::format("dp, but model.mlp_impl mlp has {} experts; write mlp_impl: moe, or "
+                       "expert_parallel: none",
+                       model.num_experts));
+  }
+  return true;
+}
+
 namespace {
 
 /// "3,4,4,1" as numbers.

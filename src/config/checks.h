@@ -25,6 +25,9 @@ RankGrid resolve_grid(const LoadedConfig& loaded, std::int64_t n_ranks);
 /// What data-parallel ranks share out, 0 to 3. Refuses a stage that the strategy contradicts.
 int resolve_zero_stage(const LoadedConfig& loaded);
 
+/// Whether data-parallel ranks share out a mixture's experts. Refuses it without a mixture.
+bool resolve_expert_parallel(const LoadedConfig& loaded);
+
 /// PATH where distributed.pp_schedule is file:PATH, else empty.
 std::string schedule_file(const Config& config);
 

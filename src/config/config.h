@@ -112,7 +112,7 @@ struct DistributedConfig {
   std::optional<std::int64_t> zero_stage;
   std::int64_t bucket_bytes = 4 << 20;
   std::int64_t threads_per_rank = 1;
-  bool expert_parallel = false;
+  std::string expert_parallel = "none";  ///< none, dp
   bool sequence_parallel = false;
   std::int64_t pp_n_microbatches = 1;
   std::string pp_schedule =

@@ -108,8 +108,10 @@ std::vector<Field> distributed_fields() {
   launch_fields(rows);
   shard_fields(rows);
   pipeline_fields(rows);
-  rows.add("expert_parallel", &D::expert_parallel, "Experts are spread over ranks.")
-      .later({}, "write expert_parallel: false");
+  rows.add("expert_parallel", &D::expert_parallel,
+           "Which ranks have a part of a mixture's experts each: tensor-parallel ranks always, and "
+           "with dp the data-parallel ones too, which send each other the rows of their tokens.")
+      .of({"none", "dp"});
   rows.add("sequence_parallel", &D::sequence_parallel,
            "Between a layer's products each tensor-parallel rank has a part of the tokens: norms, "
            "dropout and what is kept of them; sums stay in pieces and are gathered where needed.");

@@ -64,24 +64,24 @@ std::vector<Field> data_fields() {
 std::vector<Field> checkpoint_fields() {
   using C = CheckpointConfig;
   Rows<C> rows("checkpoint", &Config::checkpoint);
-  const std::string no_save = "only the final weights are written in this version";
   rows.add("checkpoint_dir", &C::checkpoint_dir,
            "Folder of checkpoints; null means checkpoints/ in logging.run_dir.");
   rows.add("state_dict_type", &C::state_dict_type,
-           "full: files that other tools read; sharded: each rank writes its part.")
-      .of({"full", "sharded"})
-      .later({}, "write state_dict_type: full");
-  rows.add("save_interval_steps", &C::save_interval_steps,
-           "Optimizer steps between two checkpoints; 0 writes only the final weights.")
-      .later({}, "the final weights are written at the end; write save_interval_steps: 0");
+           "full: rank 0 writes files that other tools read; sharded: each rank writes its part. "
+           "Either is read under every layout.")
+      .of({"full", "sharded"});
+  rows.add(
+      "save_interval_steps", &C::save_interval_steps,
+      "Optimizer steps between two checkpoints, and one after the last; 0 saves none but after "
+      "a stop by a signal. The final weights are written in any case.");
   rows.add("resume_from_checkpoint", &C::resume_from_checkpoint,
-           "Checkpoint to continue from; null starts afresh.")
-      .later({}, "remove the field to start afresh");
-  rows.add("keep_last_n", &C::keep_last_n, "Checkpoints that are kept.")
-      .in(between(1, count_max))
-      .note(no_save);
-  rows.add("save_best", &C::save_best, "Keep the checkpoint of the best validation loss too.")
-      .note(no_save);
+           "Checkpoint to go on from: its folder, latest (the newest of checkpoint_dir), or auto "
+           "(the newest that is whole; none at all starts afresh); null starts afresh.");
+  rows.add("keep_last_n", &C::keep_last_n, "Checkpoints that are kept: the newest ones.")
+      .in(between(1, count_max));
+  rows.add("save_best", &C::save_best,
+           "With save_interval_steps: save after a validation whose loss is the least so far, and "
+           "keep that checkpoint too.");
   rows.guide("save_interval", Kind::integer, "Epochs between two checkpoints of the guide's.")
       .never_but({}, "write checkpoint.save_interval_steps, in optimizer steps");
   return rows.take();

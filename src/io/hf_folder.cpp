@@ -249,11 +249,18 @@ std::string HfWeights::summary() const {
                      files_.size(), files_.size() == 1 ? "" : "s");
 }
 
-void copy_hf_tokenizer(const std::filesystem::path& from, const std::filesystem::path& to) {
+std::vector<std::string> hf_tokenizer_files(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
   std::error_code ignored;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                            "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model"}) {
-    if (!std::filesystem::is_regular_file(from / name, ignored)) continue;
+    if (std::filesystem::is_regular_file(folder / name, ignored)) names.emplace_back(name);
+  }
+  return names;
+}
+
+void copy_hf_tokenizer(const std::filesystem::path& from, const std::filesystem::path& to) {
+  for (const std::string& name : hf_tokenizer_files(from)) {
     write_file_atomically(to / name, read_file(from / name));
   }
 }

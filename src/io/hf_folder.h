@@ -59,6 +59,9 @@ class HfWeights {
   std::string embedding_;  // the piece that a tied head equals
 };
 
+/// The names of the tokenizer's files in a Hugging Face folder.
+std::vector<std::string> hf_tokenizer_files(const std::filesystem::path& folder);
+
 /// Copies the tokenizer's files from a Hugging Face folder, as they are, where they are there.
 void copy_hf_tokenizer(const std::filesystem::path& from, const std::filesystem::path& to);
 

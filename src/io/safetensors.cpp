@@ -338,38 +338,49 @@ std::vector<float> SafetensorsFile::read_f32(const std::string& name) const {
   return values;
 }
 
+namespace {
+
+std::size_t n_bytes_of(const SafetensorsOutput& tensor) {
+  std::size_t n_bytes = size_of(tensor.dtype);
+  for (const std::int64_t extent : tensor.shape) n_bytes *= static_cast<std::size_t>(extent);
+  return n_bytes;
+}
+
+}  // namespace
+
+std::string safetensors_head(const std::vector<SafetensorsOutput>& tensors) {
+  // Written by hand: tensors stand in their order, which a JSON library's map would not keep.
+  std::string header = R"({"__metadata__":{"format":"pt"})";
+  std::size_t begin = 0;
+  for (const SafetensorsOutput& tensor : tensors) {
+    CHECK_CONTRACT(is_plain_name(tensor.name), "a tensor's name is plain text");
+    const std::size_t end = begin + n_bytes_of(tensor);
+    header += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
+                          in_quotes(tensor.name), safetensors_name(tensor.dtype),
+                          fmt::join(tensor.shape, ","), begin, end);
+    begin = end;
+  }
+  header += '}';
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  std::string head;
+  for (int i = 0; i < 8; ++i) head += static_cast<char>(header.size() >> (8 * i) & 0xFF);
+  return head + header;
+}
+
 void write_safetensors(const std::filesystem::path& path, std::vector<SafetensorsOutput> tensors) {
+  // The format wants this order.
   std::sort(tensors.begin(), tensors.end(),
             [](const SafetensorsOutput& a, const SafetensorsOutput& b) {
               const std::size_t size_a = size_of(a.dtype);
               const std::size_t size_b = size_of(b.dtype);
               return size_a != size_b ? size_a > size_b : a.name < b.name;
             });
-  // Written by hand: the format wants this order, which a JSON library's map would not keep.
-  std::string header = R"({"__metadata__":{"format":"pt"})";
-  std::vector<std::size_t> sizes;
-  std::size_t begin = 0;
-  for (const SafetensorsOutput& tensor : tensors) {
-    CHECK_CONTRACT(is_plain_name(tensor.name), "a tensor's name is plain text");
-    std::size_t n_bytes = size_of(tensor.dtype);
-    for (const std::int64_t extent : tensor.shape) n_bytes *= static_cast<std::size_t>(extent);
-    header += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
-                          in_quotes(tensor.name), safetensors_name(tensor.dtype),
-                          fmt::join(tensor.shape, ","), begin, begin + n_bytes);
-    sizes.push_back(n_bytes);
-    begin += n_bytes;
-  }
-  header += '}';
-  header.resize((header.size() + 7) / 8 * 8, ' ');
   write_file_atomically(path, [&](OutputFile& file) {
-    unsigned char length[8];
-    for (int i = 0; i < 8; ++i) length[i] = static_cast<unsigned char>(header.size() >> (8 * i));
-    file.append(length, 8);
-    file.append(header);
+    file.append(safetensors_head(tensors));
     std::vector<std::byte> buffer;
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      buffer.assign(sizes[i], std::byte{0});
-      tensors[i].fill(buffer);
+    for (const SafetensorsOutput& tensor : tensors) {
+      buffer.assign(n_bytes_of(tensor), std::byte{0});
+      tensor.fill(buffer);
       file.append(buffer.data(), buffer.size());
     }
   });

@@ -78,6 +78,10 @@ struct SafetensorsOutput {
   std::function<void(std::span<std::byte>)> fill;
 };
 
+/// The bytes before the tensors' own, which then follow in the order given: the header's length,
+/// and the header padded with spaces to 8 bytes, metadata {"format": "pt"}.
+std::string safetensors_head(const std::vector<SafetensorsOutput>& tensors);
+
 /// Writes one file atomically, metadata {"format": "pt"}: tensors by falling element size, then by
 /// name; the header padded with spaces to 8 bytes. Memory: one tensor at a time.
 void write_safetensors(const std::filesystem::path& path, std::vector<SafetensorsOutput> tensors);

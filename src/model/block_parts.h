@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "src/model/decoder.h"
@@ -34,7 +35,7 @@ struct Block {
             .seq_len = pass.seq_len,
             .n_experts = config.n_experts,
             .top_k = config.top_k,
-            .own = config.local_experts()};
+            .own = config.routed_experts()};
   }
   NormPart norm1(const BlockSaved& saved) const {
     return {values[Role::norm1_weight], values[Role::norm1_bias], saved.mean1, saved.rstd1};
@@ -58,8 +59,16 @@ struct Block {
   MutView take_qkv(Arena& arena) const {
     return arena.take(config.compute, {n(), config.qkv_width()});
   }
-  /// What the mlp goes over: tokens, or as many grouped rows as a mixture's own experts may have.
-  std::int64_t n_rows() const { return config.is_mixture() ? router_shape().n_rows() : n(); }
+  bool exchanges() const { return config.ep.size > 1; }
+  /// What the mlp goes over: tokens, or as many rows as a mixture's own experts may have.
+  std::int64_t n_rows() const {
+    if (!config.is_mixture()) return n();
+    return exchanges() ? config.most_arrivals(std::max(n(), pass.most_tokens)) : n_grouped_rows();
+  }
+  std::int64_t n_grouped_rows() const { return router_shape().n_rows(); }
+  MutView take_grouped_rows(Arena& arena) const {
+    return arena.take(config.compute, {n_grouped_rows(), config.hidden_size});
+  }
   MutView take_intermediate(Arena& arena) const {
     return arena.take(config.compute, {n_rows(), config.local_intermediate_size()});
   }

@@ -108,13 +108,15 @@ Decoder::Decoder(const ModelConfig& config) : config_(config) {
   if (config.positions == Positions::sinusoidal) sinusoids_ = sinusoid_table(config);
 }
 
+View Decoder::positions(const Values& values) const {
+  if (config_.positions != Positions::sinusoidal) return values[Role::position_embedding];
+  return sinusoids_.view(config_.compute, {config_.max_seq_len, config_.hidden_size});
+}
+
 void Decoder::embed(const Pass& pass, const Values& values, View tokens, MutView y) const {
   CHECK_CONTRACT(config_.positions == Positions::rotary || pass.seq_len <= config_.max_seq_len,
                  "a sequence fits the position table");
-  View positions = values[Role::position_embedding];
-  if (config_.positions == Positions::sinusoidal) {
-    positions = sinusoids_.view(config_.compute, {config_.max_seq_len, config_.hidden_size});
-  }
+  const View positions = this->positions(values);
   const Dropout dropout = dropout_at(config_, pass, embedding_layer, DropoutSite::embedding);
   if (pass.sums == nullptr) {
     embedding_forward(pass.queue, tokens, values[Role::token_embedding], positions, pass.seq_len,

@@ -6,6 +6,7 @@
 #include "src/model/group_sums.h"
 #include "src/model/model_config.h"
 #include "src/model/parameters.h"
+#include "src/model/row_exchange.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/linear.h"
 #include "tensor/ops/router.h"
@@ -32,12 +33,23 @@ struct Pass {
   float loss_scale = 1;
   RouterLosses* router_losses = nullptr;
   GroupSums* sums = nullptr;  ///< of the tensor-parallel group, where it has several ranks
+  /// Of the ranks that have the other experts (ModelConfig::ep), where there are several, and the
+  /// most tokens that one of them has in this pass; 0: n_tokens().
+  RowExchange* exchange = nullptr;
+  std::int64_t most_tokens = 0;
   std::int64_t n_tokens() const { return batch * seq_len; }
+};
+
+/// The rows that all ranks with experts of a mixture send for this one's
+/// (tensor/ops/expert_rows.h).
+struct ArrivedRows {
+  MutView bounds, begins, order;
+  MutView x;  ///< (rows, C) by expert
 };
 
 /// What a block keeps from its forward for its backward; all but `x` lie in the arena of the
 /// microbatch. Norm outputs and activations are computed again in backward. The mlp's rows are the
-/// n tokens, or a mixture's n * top_k grouped rows.
+/// n tokens, a mixture's grouped rows (RouterShape::n_rows), or those that may arrive.
 struct BlockSaved {
   View x;                ///< (n, C) the block's input
   MutView mean1, rstd1;  ///< (n); mean1 and mean2 are empty under RMSNorm
@@ -49,7 +61,8 @@ struct BlockSaved {
   MutView gate;          ///< (rows, F) before the activation; empty unless gated
   MutView up;            ///< (rows, F) before the activation unless gated
   Routing routing;       ///< of a mixture
-  MutView expert_out;    ///< (rows, C) of a mixture, before tokens combine it
+  ArrivedRows arrived;   ///< where its experts are spread over ranks
+  MutView expert_out;    ///< (grouped rows, C) of a mixture, before tokens combine it
   MutView y;             ///< (n, C) the block's output
 };
 
@@ -132,6 +145,9 @@ class Decoder {
 
   // Forward only: validation and text. Nothing is kept.
 
+  /// What is added to the token's rows, a row a position: learned or sinusoidal; empty under
+  /// rotary positions.
+  View positions(const Values& values) const;
   /// y (n, C), the caller's.
   void embed(const Pass& pass, const Values& values, View tokens, MutView y) const;
   /// x (n, C) becomes the block's output, in place.

@@ -23,14 +23,29 @@ struct Sizes {
   std::int64_t attention_out() const { return values({n(), config.attention_width()}); }
   std::int64_t qkv() const { return values({n(), config.qkv_width()}); }
   RouterShape router() const {
-    return {n(), seq_len, config.n_experts, config.top_k, config.local_experts()};
+    return {n(), seq_len, config.n_experts, config.top_k, config.routed_experts()};
   }
-  std::int64_t n_rows() const { return config.is_mixture() ? router().n_rows() : n(); }
+  bool exchanges() const { return config.ep.size > 1; }
+  std::int64_t n_rows() const {
+    if (!config.is_mixture()) return n();
+    return exchanges() ? config.most_arrivals(n()) : router().n_rows();
+  }
   std::int64_t intermediate() const { return values({n_rows(), config.local_intermediate_size()}); }
   /// What only a mixture has.
   std::int64_t expert_rows() const {
     return config.is_mixture() ? values({n_rows(), config.hidden_size}) : 0;
   }
+  std::int64_t grouped_rows() const {
+    return config.is_mixture() ? values({router().n_rows(), config.hidden_size}) : 0;
+  }
+  /// Rows of other ranks, what is kept of them and what is scratch.
+  std::int64_t arrived() const {
+    if (!exchanges()) return 0;
+    const auto ints = [](Shape shape) { return Arena::bytes_for(Dtype::i32, shape); };
+    const std::int64_t width = config.local_experts().size() + 1;
+    return ints({config.ep.size, width}) + ints({width}) + ints({n_rows()}) + expert_rows();
+  }
+  std::int64_t on_their_way() const { return exchanges() ? expert_rows() : 0; }
   std::int64_t router_weights() const {
     return config.is_mixture() ? floats({n(), config.top_k}) : 0;
   }
@@ -41,7 +56,8 @@ struct Sizes {
     if (!config.is_mixture()) return 0;
     const auto ints = [](Shape shape) { return Arena::bytes_for(Dtype::i32, shape); };
     return floats({n(), config.n_experts}) + router_weights() + 2 * ints({n(), config.top_k}) +
-           ints({n_rows()}) + ints({router().n_own() + 1}) + ints({batch, config.n_experts});
+           ints({router().n_rows()}) + ints({router().n_own() + 1}) +
+           ints({batch, config.n_experts});
   }
   std::int64_t mlp_deltas() const {
     const std::int64_t router = config.is_mixture() ? values({n(), config.n_experts}) : 0;
@@ -56,7 +72,7 @@ struct Sizes {
            floats({batch, config.n_local_heads(), seq_len});
   }
   std::int64_t mlp_saved() const {
-    return statistics() + gate() + intermediate() + routing() + expert_rows();
+    return statistics() + gate() + intermediate() + routing() + arrived() + grouped_rows();
   }
   /// Of one chunk, with a second set in the compute dtype where that is not their own.
   std::int64_t logits() const {
@@ -71,7 +87,9 @@ struct Sizes {
 std::int64_t block_forward_scratch(const Sizes& s) {
   const std::int64_t attention = s.attention_saved() + s.hidden() + s.hidden();
   const std::int64_t mlp =
-      s.mlp_saved() + s.hidden() + std::max(s.hidden() + s.expert_rows(), s.intermediate());
+      s.mlp_saved() + s.hidden() +
+      std::max(s.hidden() + s.grouped_rows() + s.on_their_way(),
+               s.on_their_way() + std::max(s.intermediate(), s.on_their_way()));
   return std::max(attention, mlp);
 }
 
@@ -80,7 +98,8 @@ std::int64_t block_backward_scratch(const Sizes& s) {
   const std::int64_t output = has_delta ? s.hidden() : 0;
   const std::int64_t mlp =
       output + s.mlp_deltas() +
-      std::max({s.hidden() + s.expert_rows(), s.intermediate(), s.router_backward()});
+      std::max({s.hidden() + s.grouped_rows() + 2 * s.on_their_way(), s.intermediate(),
+                s.router_backward() + (s.exchanges() ? s.grouped_rows() + s.on_their_way() : 0)});
   return std::max(mlp, output + s.qkv() + s.hidden());
 }
 

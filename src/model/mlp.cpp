@@ -1,11 +1,17 @@
 #include "src/model/mlp.h"
 
 #include "tensor/ops/activation.h"
+#include "tensor/ops/expert_rows.h"
 #include "tensor/ops/grouped_linear.h"
 #include "tensor/ops/grouped_rows.h"
 
 namespace llm {
 namespace {
+
+/// Of a mixture's rows as its experts go over them.
+View expert_begins(const Block& block, const BlockSaved& saved) {
+  return block.exchanges() ? saved.arrived.begins : saved.routing.begins;
+}
 
 /// A linear layer of the mlp over its rows; the bias's role follows the weight's.
 struct MlpLinear {
@@ -15,20 +21,20 @@ struct MlpLinear {
 
   Role bias_role() const { return static_cast<Role>(static_cast<int>(weight_role) + 1); }
   View weight() const { return block.values[weight_role]; }
+  View begins() const { return expert_begins(block, saved); }
   bool is_grouped() const { return block.config.is_mixture(); }
 
   void forward(View x, MutView y) const {
     const View bias = block.values[bias_role()];
     if (is_grouped()) {
-      grouped_linear_forward(block.pass.queue, saved.routing.begins, x, weight(), bias, y);
+      grouped_linear_forward(block.pass.queue, begins(), x, weight(), bias, y);
     } else {
       linear_forward(block.pass.queue, x, weight(), bias, y);
     }
   }
   void backward_input(View dy, Write write, MutView dx) const {
     if (is_grouped()) {
-      grouped_linear_backward_input(block.pass.queue, saved.routing.begins, dy, weight(), write,
-                                    dx);
+      grouped_linear_backward_input(block.pass.queue, begins(), dy, weight(), write, dx);
     } else {
       linear_backward_input(block.pass.queue, dy, weight(), write, dx);
     }
@@ -37,20 +43,50 @@ struct MlpLinear {
     const MutView dweight = grads[weight_role];
     const MutView dbias = grads[bias_role()];
     if (is_grouped()) {
-      grouped_linear_backward_weight(block.pass.queue, saved.routing.begins, x, dy, write, dweight,
-                                     dbias);
+      grouped_linear_backward_weight(block.pass.queue, begins(), x, dy, write, dweight, dbias);
     } else {
       linear_backward_weight(block.pass.queue, x, dy, write, dweight, dbias);
     }
   }
 };
 
+/// Grouped rows to the ranks of their experts: `rows` are then what came for this rank's, by
+/// expert.
+void send_to_experts(const Block& block, const BlockSaved& saved, View grouped, MutView rows) {
+  const Pass& pass = block.pass;
+  const ArenaScope scope(pass.scratch);
+  const ArrivedRows& arrived = saved.arrived;
+  const MutView by_rank = block.take_expert_rows(pass.scratch);
+  pass.exchange->to_experts(pass.queue, saved.routing.begins, arrived.bounds, grouped, by_rank);
+  rows_by_expert(pass.queue, arrived.begins, arrived.order, by_rank, rows);
+}
+
+/// And back: `grouped` are then what the experts' ranks made of this rank's rows.
+void send_from_experts(const Block& block, const BlockSaved& saved, View rows, MutView grouped) {
+  const Pass& pass = block.pass;
+  const ArenaScope scope(pass.scratch);
+  const ArrivedRows& arrived = saved.arrived;
+  const MutView by_rank = block.take_expert_rows(pass.scratch);
+  rows_by_rank(pass.queue, arrived.begins, arrived.order, rows, by_rank);
+  pass.exchange->from_experts(pass.queue, saved.routing.begins, arrived.bounds, by_rank, grouped);
+}
+
 /// A mixture's grouped copies of the tokens' rows, in scratch; otherwise the rows themselves.
 MutView mlp_rows(const Block& block, const BlockSaved& saved, MutView normed) {
   if (!block.config.is_mixture()) return normed;
-  const MutView rows = block.take_expert_rows(block.pass.scratch);
+  const MutView rows = block.take_grouped_rows(block.pass.scratch);
   group_rows(block.pass.queue, block.router_shape(), saved.routing, normed, rows);
   return rows;
+}
+
+/// The same where other ranks have some of the experts: what came for this rank's, which is kept.
+MutView exchanged_rows(const Block& block, const BlockSaved& saved, MutView normed) {
+  const Pass& pass = block.pass;
+  const ArrivedRows& arrived = saved.arrived;
+  pass.exchange->share_begins(pass.queue, saved.routing.begins, arrived.bounds);
+  order_by_expert(pass.queue, arrived.bounds, arrived.begins, arrived.order);
+  send_to_experts(block, saved, mlp_rows(block, saved, normed), arrived.x);
+  return arrived.x;
 }
 
 /// saved.up and saved.gate, and in a mixture the routing, from saved.middle.
@@ -63,7 +99,8 @@ void forward_hidden(const Block& block, const BlockSaved& saved) {
     linear_forward(queue, normed, block.values[Role::router_weight], View(), saved.routing.logits);
     route(queue, block.router_shape(), saved.routing);
   }
-  const MutView rows = mlp_rows(block, saved, normed);
+  const MutView rows =
+      block.exchanges() ? exchanged_rows(block, saved, normed) : mlp_rows(block, saved, normed);
   MlpLinear{block, saved, Role::up_weight}.forward(rows, saved.up);
   if (block.config.gated) {
     MlpLinear{block, saved, Role::gate_weight}.forward(rows, saved.gate);
@@ -73,7 +110,8 @@ void forward_hidden(const Block& block, const BlockSaved& saved) {
 /// How many of a mixture's grouped rows there are; empty: all rows of the mlp.
 View n_used_rows(const Block& block, const BlockSaved& saved) {
   if (!block.config.is_mixture()) return {};
-  return part(saved.routing.begins, block.router_shape().n_own(), {1});
+  const View begins = expert_begins(block, saved);
+  return part(begins, begins.n_elements() - 1, {1});
 }
 
 /// The hidden layer after its activation, from what lies before it.
@@ -97,6 +135,15 @@ void forward_out(const Block& block, const BlockSaved& saved, MutView out) {
   }
 }
 
+/// saved.expert_out.
+void forward_experts(const Block& block, const BlockSaved& saved) {
+  if (!block.exchanges()) return forward_out(block, saved, saved.expert_out);
+  const ArenaScope scope(block.pass.scratch);
+  const MutView out = block.take_expert_rows(block.pass.scratch);
+  forward_out(block, saved, out);
+  send_from_experts(block, saved, out, saved.expert_out);
+}
+
 /// The gradient of the last linear layer's output.
 View out_delta(const Block& block, const BlockDeltas& deltas) {
   return block.config.is_mixture() ? deltas.expert_out : deltas.mlp_out;
@@ -108,8 +155,11 @@ void combine_backward(const Block& block, const BlockSaved& saved, const BlockDe
   const ArenaScope scope(pass.scratch);
   const MutView dweights = pass.scratch.take(Dtype::f32, {block.n(), block.config.top_k});
   const MutView token_losses = pass.scratch.take(Dtype::f32, {block.n(), 2});
+  const MutView dgrouped =
+      block.exchanges() ? block.take_grouped_rows(pass.scratch) : deltas.expert_out;
   combine_rows_backward(pass.queue, block.router_shape(), saved.routing, saved.expert_out,
-                        deltas.mlp_out, deltas.expert_out, dweights);
+                        deltas.mlp_out, dgrouped, dweights);
+  if (block.exchanges()) send_to_experts(block, saved, dgrouped, deltas.expert_out);
   // Each visit's is on the one rank that has its expert; the others add zeros. So all ranks have
   // the same gradient of the router.
   if (pass.sums != nullptr) pass.sums->all_reduce(pass.queue, dweights);
@@ -136,7 +186,14 @@ void take_mlp(const Block& block, Arena& arena, BlockSaved& saved) {
                    .visits = arena.take(Dtype::i32, {shape.n_rows()}),
                    .begins = arena.take(Dtype::i32, {shape.n_own() + 1}),
                    .counts = arena.take(Dtype::i32, {shape.n_sequences(), shape.n_experts})};
-  saved.expert_out = block.take_expert_rows(arena);
+  if (block.exchanges()) {
+    const std::int64_t width = block.config.local_experts().size() + 1;
+    saved.arrived = {.bounds = arena.take(Dtype::i32, {block.config.ep.size, width}),
+                     .begins = arena.take(Dtype::i32, {width}),
+                     .order = arena.take(Dtype::i32, {block.n_rows()}),
+                     .x = block.take_expert_rows(arena)};
+  }
+  saved.expert_out = block.take_grouped_rows(arena);
 }
 
 void take_mlp_deltas(const Block& block, Arena& arena, BlockDeltas& deltas) {
@@ -151,7 +208,7 @@ void mlp_forward_half(const Block& block, const BlockSaved& saved, MutView proje
   Queue& queue = block.pass.queue;
   forward_hidden(block, saved);
   if (block.config.is_mixture()) {
-    forward_out(block, saved, saved.expert_out);
+    forward_experts(block, saved);
     combine_rows(queue, block.router_shape(), saved.routing, Weigh::yes, saved.expert_out,
                  projected);
     sum_over_group(block.config, block.pass, projected);
@@ -164,7 +221,7 @@ void mlp_forward_half(const Block& block, const BlockSaved& saved, MutView proje
 
 void mlp_recompute(const Block& block, const BlockSaved& saved) {
   forward_hidden(block, saved);
-  if (block.config.is_mixture()) forward_out(block, saved, saved.expert_out);
+  if (block.config.is_mixture()) forward_experts(block, saved);
 }
 
 void mlp_backward_input(const Block& block, const BlockSaved& saved, const BlockDeltas& deltas) {
@@ -199,7 +256,7 @@ void mlp_backward_weight(const Block& block, const BlockSaved& saved, const Bloc
     linear_backward_weight(queue, normed, deltas.router, write, grads[Role::router_weight],
                            MutView());
   }
-  const MutView rows = mlp_rows(block, saved, normed);
+  const MutView rows = block.exchanges() ? saved.arrived.x : mlp_rows(block, saved, normed);
   MlpLinear{block, saved, Role::up_weight}.backward_weight(rows, deltas.up, write, grads);
   if (block.config.gated) {
     MlpLinear{block, saved, Role::gate_weight}.backward_weight(rows, deltas.gate, write, grads);
@@ -218,7 +275,12 @@ void mlp_backward_norm(const Block& block, const BlockSaved& saved, const BlockD
     MlpLinear{block, saved, Role::gate_weight}.backward_input(deltas.gate, Write::add, drows);
   }
   if (is_mixture) {
-    combine_rows(queue, block.router_shape(), saved.routing, Weigh::no, drows, dnormed);
+    MutView dgrouped = drows;
+    if (block.exchanges()) {
+      dgrouped = block.take_grouped_rows(block.pass.scratch);
+      send_from_experts(block, saved, drows, dgrouped);
+    }
+    combine_rows(queue, block.router_shape(), saved.routing, Weigh::no, dgrouped, dnormed);
     if (block.config.tp.rank == 0) {  // once in the sum: all ranks have the same
       linear_backward_input(queue, deltas.router, block.values[Role::router_weight], Write::add,
                             dnormed);

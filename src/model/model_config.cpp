@@ -51,6 +51,16 @@ void check_slices(const ModelConfig& config) {
   }
 }
 
+void check_expert_ranks(const ModelConfig& config) {
+  const std::int64_t size = std::int64_t{config.ep.size} * config.tp.size;
+  if (config.ep.size == 1 || !config.is_mixture() || config.n_experts % size == 0) return;
+  throw ConfigError(fmt::format(
+      "distributed.expert_parallel: dp spreads model.num_experts {} over {} data-parallel x {} "
+      "tensor-parallel ranks = {}, which does not divide it; use a multiple of {} experts, or "
+      "expert_parallel: none",
+      config.n_experts, config.ep.size, config.tp.size, size, size));
+}
+
 }  // namespace
 
 void check(const ModelConfig& config) {
@@ -79,6 +89,7 @@ void check(const ModelConfig& config) {
   }
   check_experts(config);
   check_slices(config);
+  check_expert_ranks(config);
   if (!(config.dropout >= 0.0f && config.dropout < 1.0f)) {
     throw ConfigError(
         fmt::format("model.dropout: {} is not in [0, 1); use 0 for none", config.dropout));

@@ -64,6 +64,13 @@ struct ModelConfig {
     }
   };
   TensorParallel tp = {};
+  /// A mixture's experts, what tensor parallelism leaves of them, spread over the data-parallel
+  /// ranks: these have different tokens, whose rows they exchange.
+  struct ExpertParallel {
+    int size = 1;
+    int rank = 0;
+  };
+  ExpertParallel ep = {};
 
   std::int64_t head_dim() const { return hidden_size / n_heads; }
   std::int64_t n_local_heads() const { return n_heads / tp.size; }
@@ -79,15 +86,26 @@ struct ModelConfig {
   std::int64_t local_intermediate_size() const {
     return is_mixture() ? intermediate_size : intermediate_size / tp.size;
   }
-  Range local_experts() const {
+  /// Whose rows of this rank's tokens the rank groups: those of its data-parallel group.
+  Range routed_experts() const {
     const std::int64_t n = n_experts / tp.size;
     return {tp.rank * n, (tp.rank + 1) * n};
+  }
+  /// Those that it computes, and has the tensors of.
+  Range local_experts() const {
+    const std::int64_t n = n_experts / (tp.size * ep.size);
+    const std::int64_t begin = routed_experts().begin + ep.rank * n;
+    return {begin, begin + n};
   }
   /// Rows of this rank's embedding and head; the last ranks' may be padding.
   std::int64_t local_vocab_size() const { return (vocab_size + tp.size - 1) / tp.size; }
   Range local_tokens() const {
     const std::int64_t begin = std::min(vocab_size, tp.rank * local_vocab_size());
     return {begin, std::min(vocab_size, begin + local_vocab_size())};
+  }
+  /// Rows that may come for the local experts, of ranks with `n_tokens` at most.
+  std::int64_t most_arrivals(std::int64_t n_tokens) const {
+    return ep.size * n_tokens * std::min(top_k, local_experts().size());
   }
   bool is_mixture() const { return n_experts > 0; }
   /// How many mlps a token goes through.

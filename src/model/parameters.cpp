@@ -207,6 +207,10 @@ bool has_gpt2_names(const ModelConfig& config) {
          !config.gated && config.n_kv_heads == config.n_heads;
 }
 
+bool is_of_experts(const ModelConfig& config, Role role) {
+  return config.is_mixture() && Role::gate_weight <= role && role <= Role::down_bias;
+}
+
 std::vector<ParameterSpec> parameters(const ModelConfig& config) {
   check(config);
   SpecList specs(config);

@@ -109,6 +109,9 @@ struct ParameterSpec {
   std::int64_t n_elements() const { return shape.n_elements(); }
 };
 
+/// Whether it is a tensor of a mixture's experts, which have a range of its rows each.
+bool is_of_experts(const ModelConfig& config, Role role);
+
 /// Every parameter once, each as config.tp's rank has it, in model order: embedding, blocks, final
 /// norm, head. This is the canonical order: of norms, of files, of buckets (reversed).
 std::vector<ParameterSpec> parameters(const ModelConfig& config);

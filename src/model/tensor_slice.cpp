@@ -57,15 +57,24 @@ void take_vocabulary(const ModelConfig& config, ParameterSpec& spec) {
   take_rows(spec, {own}, config.local_vocab_size() - own.size());
 }
 
+void take_experts(const ModelConfig& config, ParameterSpec& spec) {
+  const Range own = config.local_experts();
+  if (own.size() == config.n_experts) return;
+  const std::int64_t n_rows = spec.shape[0] / config.n_experts;
+  take_rows(spec, {{own.begin * n_rows, own.end * n_rows}});
+}
+
 }  // namespace
 
 ModelConfig whole_model(ModelConfig config) {
   config.tp = {};
+  config.ep = {};
   return config;
 }
 
 void take_slice(const ModelConfig& config, ParameterSpec& spec) {
   spec.n_counted = spec.n_elements();
+  if (is_of_experts(config, spec.role)) return take_experts(config, spec);
   if (config.tp.size == 1) return;
   const auto part = [&](std::int64_t n) {
     const std::int64_t own = n / config.tp.size;
@@ -83,15 +92,11 @@ void take_slice(const ModelConfig& config, ParameterSpec& spec) {
     case Role::gate_bias:
     case Role::up_weight:
     case Role::up_bias:
-      return take_rows(spec, {part(spec.shape[0])});  // of a mixture whole experts
+      return take_rows(spec, {part(config.intermediate_size)});
     case Role::attention_out_weight:
       return take_columns(spec, part(config.n_heads * config.head_dim()));
     case Role::down_weight:
-      if (config.is_mixture()) return take_rows(spec, {part(spec.shape[0])});
       return take_columns(spec, part(config.intermediate_size));
-    case Role::down_bias:
-      if (config.is_mixture()) return take_rows(spec, {part(spec.shape[0])});
-      [[fallthrough]];
     default:
       if (config.tp.rank > 0) spec.n_counted = 0;
   }

@@ -6,14 +6,14 @@
 
 namespace llm {
 
-// Which part of each parameter a tensor-parallel rank has (ModelConfig::tp): heads' rows of q, k
+// Which part of each parameter a rank has (ModelConfig::tp and ep): heads' rows of q, k
 // and v, columns of the projection after them; rows of the mlp's first layers, columns of its last,
 // or whole experts of a mixture; rows of embedding and head; of everything else all.
 
 /// Cuts a spec of the whole model to the rank's part.
 void take_slice(const ModelConfig& config, ParameterSpec& spec);
 
-/// The model without tensor parallelism.
+/// The model as one rank has it all.
 ModelConfig whole_model(ModelConfig config);
 
 /// Elements of a whole tensor, from wherever they come, into values f32.

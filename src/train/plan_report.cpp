@@ -212,6 +212,7 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node, std::int64
   if (s.sums_in_place()) {
     text += "  gradients are added up where they lie, in memory that all ranks map\n";
   }
+  if (s.spreads_experts) text += "  bytes are of rows as if all experts were visited alike\n";
   for (const int rank : traffic_ranks(s)) {
     const StepTraffic traffic = step_traffic(s, rank);
     text +=

@@ -40,8 +40,11 @@ ProgressStyle progress_style(std::string_view configured) {
   return launcher_has_terminal() ? ProgressStyle::bar : ProgressStyle::line;
 }
 
-Progress::Progress(const Settings& settings, Options options, const std::string& run_dir)
-    : settings_(settings), options_(options), path_(run_dir + "/metrics.jsonl") {
+Progress::Progress(const Settings& settings, Options options, std::string path)
+    : settings_(settings),
+      options_(options),
+      path_(std::move(path)),
+      window_begin_step_(settings.first_step) {
   file_ = std::fopen(path_.c_str(), "wx");
   if (file_ == nullptr) {
     throw FileError(fmt::format("cannot write {}: {}", path_, std::strerror(errno)));
@@ -125,7 +128,8 @@ void Progress::step_done(const StepMetrics& metrics) {
   }
   const std::int64_t n_done = metrics.step + 1;
   const bool last = n_done == settings_.n_steps || metrics.report.stop;
-  const bool shows = n_done == 1 || last || n_done % options_.log_interval == 0;
+  const bool shows =
+      n_done == settings_.first_step + 1 || last || n_done % options_.log_interval == 0;
   if (!shows && options_.style != ProgressStyle::bar) return;
   const auto n_window = static_cast<double>(n_done - window_begin_step_);
   const std::string text = line_of(metrics, n_window * step_tokens / window_seconds_);
@@ -161,6 +165,21 @@ void Progress::validation_done(const ValidationMetrics& metrics) {
   say(fmt::format("step {}/{}  validation loss {:.4f}  perplexity {:.2f}  {} tokens in {:.1f} s",
                   metrics.step + 1, settings_.n_steps, metrics.loss, std::exp(metrics.loss),
                   metrics.n_tokens, metrics.seconds));
+}
+
+void Progress::saved(const SavedCheckpoint& checkpoint) {
+  nlohmann::ordered_json json;
+  json["kind"] = "checkpoint";
+  json["step"] = checkpoint.step;
+  json["path"] = checkpoint.path;
+  json["bytes"] = checkpoint.n_bytes;
+  json["blocked_seconds"] = checkpoint.blocked_seconds;
+  json["seconds"] = checkpoint.seconds;
+  record(json.dump());
+  if (options_.style == ProgressStyle::off) return;
+  say(fmt::format("saved step {}: {}, {:.1f} MB in {:.2f} s, training waited {:.3f} s",
+                  checkpoint.step, checkpoint.path, static_cast<double>(checkpoint.n_bytes) * 1e-6,
+                  checkpoint.seconds, checkpoint.blocked_seconds));
 }
 
 }  // namespace llm

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "actors/metrics.h"
+#include "src/train/checkpoint_writer.h"
 #include "src/train/settings.h"
 
 namespace llm {
@@ -28,14 +29,15 @@ class Progress {
     std::int64_t seq_len = 1;
     std::int64_t process_begin_ns = 0;
   };
-  /// Throws FileError when metrics.jsonl cannot be written.
-  Progress(const Settings& settings, Options options, const std::string& run_dir);
+  /// `path`: of metrics.jsonl. Throws FileError when it cannot be written, or is there.
+  Progress(const Settings& settings, Options options, std::string path);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   void step_done(const StepMetrics& metrics);
   void validation_done(const ValidationMetrics& metrics);
+  void saved(const SavedCheckpoint& checkpoint);
   /// A line of text that a bar does not overwrite.
   void say(std::string_view text);
   double last_loss() const { return last_loss_; }

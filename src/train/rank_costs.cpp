@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <numeric>
 
@@ -25,6 +26,21 @@ std::string several(int n, const char* what, const char* plural) {
 void add(std::vector<LedgerEntry>& ledger, LedgerKind kind, std::string what,
          std::int64_t n_bytes) {
   if (n_bytes > 0) ledger.push_back({kind, std::move(what), n_bytes});
+}
+
+/// What a checkpoint is written from while training goes on, and where its tensors are put
+/// together.
+void add_save(std::vector<LedgerEntry>& ledger, const Settings& s, int rank, std::int64_t n_owned) {
+  if (!s.saves.enabled || s.saves.interval_steps == 0) return;
+  const std::vector<MasterPieces> sources = master_pieces(s);
+  const bool is_source = std::any_of(sources.begin(), sources.end(),
+                                     [rank](const auto& source) { return source.rank == rank; });
+  if (is_source) add(ledger, LedgerKind::other, "copy for checkpoints", 3 * n_owned * 4);
+  if (rank != 0 || s.saves_sharded || sources.size() == 1) return;
+  std::int64_t most = 0;
+  for (const ParameterSpec& spec : parameters(s.model)) most = std::max(most, spec.n_elements());
+  add(ledger, LedgerKind::other, "one whole tensor of checkpoints",
+      (s.grid.tp > 1 || model_of(s, rank).ep.size > 1 ? 2 : 1) * most * 4);
 }
 
 void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
@@ -64,6 +80,7 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
         n_extra * model_of(s, rank).local_vocab_size() * s.model.hidden_size * 4);
   }
   add(ledger, LedgerKind::moments, "AdamW moments" + share, 2 * shard.n_elements * 4);
+  add_save(ledger, s, rank, shard.n_elements);
   std::int64_t receives = 0;
   for (int lane = 0; lane < s.n_reducer_lanes && !s.sums_in_place(); ++lane) {
     receives += reducer_scratch_bytes(layout.buckets, {place_of(s.grid, rank).dp, s.grid.dp},
@@ -107,15 +124,16 @@ std::int64_t op_bytes(const Settings& s, int rank) {
                                   linear_scratch(m.compute, n, m.attention_width(), m.hidden_size)};
   std::int64_t of_mixture = 0;
   if (m.is_mixture()) {
-    const RouterShape router{n, s.seq_len, m.n_experts, m.top_k, m.local_experts()};
+    const RouterShape router{n, s.seq_len, m.n_experts, m.top_k, m.routed_experts()};
+    const std::int64_t n_local = m.local_experts().size();
+    const std::int64_t n_rows = m.ep.size > 1 ? m.most_arrivals(n) : router.n_rows();
     products.push_back(linear_scratch(m.compute, n, m.hidden_size, m.n_experts));
-    of_mixture = router_scratch_bytes(router) + combine_scratch_bytes(m.hidden_size) +
-                 grouped_linear_scratch(m.compute, router.n_own(), router.n_rows(), m.hidden_size,
-                                        m.intermediate_size)
-                     .thread_bytes +
-                 grouped_linear_scratch(m.compute, router.n_own(), router.n_rows(),
-                                        m.intermediate_size, m.hidden_size)
-                     .thread_bytes;
+    of_mixture =
+        router_scratch_bytes(router) + combine_scratch_bytes(m.hidden_size) +
+        grouped_linear_scratch(m.compute, n_local, n_rows, m.hidden_size, m.intermediate_size)
+            .thread_bytes +
+        grouped_linear_scratch(m.compute, n_local, n_rows, m.intermediate_size, m.hidden_size)
+            .thread_bytes;
   } else {
     const std::int64_t width = m.local_intermediate_size();
     products.push_back(linear_scratch(m.compute, n, m.hidden_size, width));
@@ -228,12 +246,15 @@ void count_reductions(StepTraffic& traffic, const Settings& s, int member,
   const int dp = s.grid.dp;
   if (s.sums_in_place()) {  // a handle of each lane; then each bucket's "ready" and "summed"
     traffic.n_start_messages = std::int64_t{s.n_reducer_lanes} * (dp - 1);
-    traffic.n_tensor_messages += 2 * static_cast<std::int64_t>(layout.buckets.size()) * (dp - 1);
+    for (const Bucket& bucket : layout.buckets) {
+      traffic.n_tensor_messages += bucket.is_own ? 0 : 2 * (dp - 1);
+    }
     return;
   }
   const CollectiveForm form = best_form(dp);
   const auto pieces = piece_cuts(s, layout);
   for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
+    if (layout.buckets[b].is_own) continue;
     const std::int64_t size = layout.buckets[b].flat.size();
     const CollectiveShape shape{
         member, dp,
@@ -257,7 +278,7 @@ void count_gathers(StepTraffic& traffic, const Settings& s, int rank, const Flat
   const ComputeLayout compute = compute_layout(model_of(s, rank), layers_of(s, rank));
   if (!s.shares_parameters()) {
     for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
-      count_gather(compute_cuts(layout, compute, b, s.grid.dp));
+      if (!layout.buckets[b].is_own) count_gather(compute_cuts(layout, compute, b, s.grid.dp));
     }
     return;
   }
@@ -363,13 +384,38 @@ void count_tensor_sums(StepTraffic& traffic, const Settings& s, int rank) {
   traffic.n_bytes += (tp - 1) * static_cast<std::int64_t>(parameters(m).size()) * 8;
 }
 
+/// Rows of a mixture to the ranks of their experts and back, as if all experts were visited alike
+/// (how many messages there are does not depend on that), and what these ranks tell each other.
+void count_experts(StepTraffic& traffic, const Settings& s, int rank) {
+  const ModelConfig m = model_of(s, rank);
+  const std::int64_t n_peers = m.ep.size - 1;
+  std::int64_t n_blocks = 0;
+  for (const Range& layers : layers_of(s, rank)) {
+    n_blocks += std::min(layers.end, m.n_layers) - std::max<std::int64_t>(layers.begin, 0);
+  }
+  // Forth and back, in the forward, when that is done again, and in the backward.
+  const std::int64_t n_forwards = s.recompute_blocks ? 2 : 1;
+  const std::int64_t n_calls = n_blocks * s.partition.n_accumulation_steps;
+  const auto row_bytes = m.hidden_size * static_cast<std::int64_t>(size_of(m.compute));
+  for (const std::int64_t samples : s.partition.microbatch_samples) {
+    traffic.n_tensor_messages += n_calls * n_peers * (3 * n_forwards + 2);
+    const std::int64_t n_visits = samples * s.seq_len * m.top_k;
+    const std::int64_t n_rows = n_visits * n_peers * m.local_experts().size() / m.n_experts;
+    traffic.n_bytes += n_calls * (2 * n_forwards + 2) * n_rows * row_bytes;
+    traffic.n_bytes += n_calls * n_forwards * n_peers * (m.local_experts().size() + 1) * 4;
+  }
+  traffic.n_tensor_messages += n_peers;
+  traffic.n_bytes += n_peers * static_cast<std::int64_t>(parameters(m).size()) * 8;
+}
+
 /// The sums of squares of owned chunks.
 void count_squares(StepTraffic& traffic, const Settings& s, int rank, const FlatLayout& layout) {
   const StateShape state = state_shape(s, rank);
   std::int64_t n_chunks = 0;
-  for (const auto& pieces :
-       shard_of(layout, state.n_pieces, state.piece, norm_chunk_elements).pieces) {
-    for (const OwnedPiece& piece : pieces) {
+  const Shard shard = shard_of(layout, state.n_pieces, state.piece, norm_chunk_elements);
+  for (std::size_t b = 0; b < shard.pieces.size(); ++b) {
+    if (layout.buckets[b].is_own) continue;
+    for (const OwnedPiece& piece : shard.pieces[b]) {
       n_chunks += (piece.elements.size() + norm_chunk_elements - 1) / norm_chunk_elements;
     }
   }
@@ -389,6 +435,7 @@ StepTraffic step_traffic(const Settings& s, int rank) {
   const FlatLayout layout = layout_of(s, rank);
   count_reductions(traffic, s, place_of(s.grid, rank).dp, layout);
   if (s.grid.tp > 1) count_tensor_sums(traffic, s, rank);
+  if (model_of(s, rank).ep.size > 1) count_experts(traffic, s, rank);
   if (s.zero_stage == 0) return traffic;
   count_gathers(traffic, s, rank, layout);
   count_squares(traffic, s, rank, layout);

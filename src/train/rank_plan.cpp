@@ -4,6 +4,8 @@
 #include <cmath>
 #include <map>
 
+#include <fmt/format.h>
+
 #include "tensor/ops/adamw.h"
 
 namespace llm {
@@ -21,9 +23,11 @@ const Schedule& schedule_of(const Settings& settings, int rank) {
 
 ModelConfig model_of(const Settings& settings, int rank) {
   ModelConfig model = settings.model;
+  const GridPlace place = place_of(settings.grid, rank);
   model.tp = {.size = settings.grid.tp,
-              .rank = place_of(settings.grid, rank).tp,
+              .rank = place.tp,
               .cuts_rows = settings.sequence_parallel && settings.grid.tp > 1};
+  if (settings.spreads_experts) model.ep = {.size = settings.grid.dp, .rank = place.dp};
   return model;
 }
 
@@ -51,11 +55,13 @@ std::vector<int> pieces_of_ranks(const Settings& settings) {
 }
 
 std::vector<Unit> units_of(const Settings& settings, int rank) {
-  const std::vector<ParameterSpec> specs = parameters(model_of(settings, rank));
+  const ModelConfig model = model_of(settings, rank);
+  const std::vector<ParameterSpec> specs = parameters(model);
   const LayerRanges ranges = layers_of(settings, rank);
   std::map<std::int64_t, std::int64_t> n_parameters;  // by layer
   for (const std::size_t i : owned_parameters(model_of(settings, rank), ranges)) {
-    n_parameters[specs[i].layer] += specs[i].n_elements();
+    const bool is_gathered = !settings.spreads_experts || !is_of_experts(model, specs[i].role);
+    n_parameters[specs[i].layer] += is_gathered ? specs[i].n_elements() : 0;
   }
   if (borrows_embedding(model_of(settings, rank), ranges)) {
     n_parameters[embedding_layer] += specs.front().n_elements();
@@ -84,6 +90,15 @@ BorrowedTable borrowed_table(const Settings& settings, int rank) {
   table.element_bytes = static_cast<std::int64_t>(size_of(model_of(settings, rank).compute));
   table.cuts = tensor_cuts(owners, tensor, settings.grid.dp, norm_chunk_elements);
   return table;
+}
+
+/// Validation microbatches of the data-parallel rank that has most.
+std::int64_t most_validations(const Settings& settings) {
+  std::int64_t n = 0;
+  for (int dp = 0; dp < settings.grid.dp; ++dp) {
+    n = std::max(n, settings.validation.microbatches(dp, settings.grid.dp).size());
+  }
+  return n;
 }
 
 /// By use of a list of layers: the units that it reads.
@@ -130,18 +145,16 @@ UsePlan use_plan(const Settings& settings, int rank) {
     plan.chunks.push_back(list_of(layers_validated(model_of(settings, rank), chunk)));
   }
   plan.validation = settings.validation;
+  plan.first_step = settings.first_step;
   plan.n_steps = settings.n_steps;
   if (settings.validation.n_samples == 0) return plan;
   // As many as the rank of its group that has most: it gathers from all of them.
   const GridPlace place = place_of(settings.grid, rank);
-  std::int64_t n = 0;
-  for (int dp = 0; dp < settings.grid.dp; ++dp) {
-    n = std::max(n, settings.validation.microbatches(dp, settings.grid.dp).size());
-  }
+  const std::int64_t n = most_validations(settings);
   const std::int64_t n_own = settings.validation.microbatches(place.dp, settings.grid.dp).size();
   for (const ValidationPart& part : validation_order(settings.pipeline, place.pp, n)) {
     plan.order.push_back(part.chunk);
-    plan.is_own.push_back(part.microbatch < n_own);
+    plan.is_own.push_back(settings.spreads_experts || part.microbatch < n_own);
   }
   return plan;
 }
@@ -198,9 +211,13 @@ Stage::Plan stage_plan(const Settings& settings, int rank) {
   plan.width = model_of(settings, rank).hidden_size;
   plan.tp = model_of(settings, rank).tp;
   plan.dtype = model_of(settings, rank).compute;
+  plan.first_step = settings.first_step;
   plan.n_steps = settings.n_steps;
   plan.validation = settings.validation;
   plan.validation_microbatches = settings.validation.microbatches(place.dp, settings.grid.dp);
+  if (settings.spreads_experts) {
+    plan.n_spare_validations = most_validations(settings) - plan.validation_microbatches.size();
+  }
   // A microbatch's tokens stay until its labels are read, on the same rank as many stages later.
   plan.n_validation_buffers =
       settings.pipeline.n_chunks == 1 ? 2 : settings.pipeline.n_stages() + 1;
@@ -235,6 +252,9 @@ MasterPieces master_pieces_of(const Settings& settings, int rank) {
   source.rank = rank;
   const ModelConfig model = model_of(settings, rank);
   source.tp = model.tp;
+  source.ep = model.ep;
+  // Without ZeRO all data-parallel ranks have the rest; the first writes it.
+  const bool only_experts = settings.zero_stage == 0 && place_of(settings.grid, rank).dp > 0;
   const StateShape shape = state_shape(settings, rank);
   const std::vector<std::size_t> canonical = owned_parameters(model, shape.ranges);
   const std::vector<ParameterSpec> specs = parameters(model);
@@ -245,6 +265,7 @@ MasterPieces master_pieces_of(const Settings& settings, int rank) {
       const std::size_t spec =
           canonical[canonical.size() - 1 - static_cast<std::size_t>(piece.tensor)];
       piece.elements.end = std::min(piece.elements.end, specs[spec].n_counted);
+      if (only_experts && !is_of_experts(model, specs[spec].role)) continue;
       if (!piece.elements.empty()) source.pieces.push_back({spec, piece});
     }
   }
@@ -255,7 +276,9 @@ MasterPieces master_pieces_of(const Settings& settings, int rank) {
 
 std::vector<MasterPieces> master_pieces(const Settings& settings) {
   std::vector<MasterPieces> sources;
-  const std::size_t n_members = pieces_of_ranks(settings).size();
+  const std::size_t n_members = settings.spreads_experts
+                                    ? static_cast<std::size_t>(settings.grid.dp)
+                                    : pieces_of_ranks(settings).size();
   for (const int stage : pipeline_group(settings.grid, 0)) {
     for (const int first : tensor_group(settings.grid, stage)) {
       const std::vector<int> members = data_parallel_group(settings.grid, first);
@@ -265,6 +288,12 @@ std::vector<MasterPieces> master_pieces(const Settings& settings) {
     }
   }
   return sources;
+}
+
+std::string layout_text(const Settings& settings) {
+  const Grid& grid = settings.grid;
+  return fmt::format("dp {}, pp {}, tp {}, zero_stage {}", grid.dp, grid.pp, grid.tp,
+                     settings.zero_stage);
 }
 
 std::vector<int> kv_group(const Settings& settings, int rank) {

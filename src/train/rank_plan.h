@@ -40,6 +40,8 @@ TensorSums::Plan tensor_sums_plan(const Settings& settings, int rank);
 
 /// Whether the rank reports the losses of its microbatches: one of those that have the head.
 bool tells_loss(const Settings& settings, int rank);
+/// "dp 2, pp 1, tp 1, zero_stage 0": what a checkpoint says of the run that saved it.
+std::string layout_text(const Settings& settings);
 /// Which rank has which masters: each element once.
 std::vector<MasterPieces> master_pieces(const Settings& settings);
 

@@ -14,6 +14,7 @@
 #include "src/comm/mpi/shared_ranks.h"
 #include "src/config/checks.h"
 #include "src/config/load.h"
+#include "src/data/bpe_tokenizer.h"
 #include "src/io/hf_config.h"
 #include "src/io/hf_folder.h"
 #include "src/io/hf_weights.h"
@@ -26,6 +27,7 @@
 #include "src/train/pipeline_report.h"
 #include "src/train/plan_report.h"
 #include "src/train/progress.h"
+#include "src/train/resume.h"
 #include "src/train/run_dir.h"
 #include "src/train/settings_from_config.h"
 #include "src/train/trainer.h"
@@ -62,9 +64,47 @@ struct Start {
   Settings settings;
   std::string run_dir;
   std::string yaml;
-  std::string schedule;  // the text of distributed.pp_schedule's file
-  HfTokenIds ids;        // of model.init_from, on rank 0
+  std::string schedule;              // the text of distributed.pp_schedule's file
+  HfTokenIds ids;                    // of model.init_from or the checkpoint, on rank 0
+  std::string checkpoint;            // to go on from; empty: afresh
+  std::vector<std::string> changes;  // of numbers, since it was saved; on rank 0
+  std::string suffix;                // of this start's files in run_dir
 };
+
+/// The checkpoint to go on from, which all ranks have found whole; empty where there is none to be.
+/// Every rank calls it; rank 0 knows the candidates.
+std::string agree_on_checkpoint(const MpiSession& session,
+                                const std::optional<Candidates>& candidates) {
+  std::string first_problem;
+  for (std::size_t i = 0;; ++i) {
+    const bool is_there = candidates && i < candidates->checkpoints.size();
+    const std::string path =
+        session.broadcast(is_there ? candidates->checkpoints[i].string() : std::string());
+    if (path.empty() && !first_problem.empty()) {
+      throw DataError(fmt::format(
+          "checkpoint.resume_from_checkpoint: auto, but no checkpoint is whole: {}; remove them to "
+          "start afresh",
+          first_problem));
+    }
+    if (path.empty()) return path;
+    const Problem own = verify_share(path, session.rank(), session.n_ranks());
+    std::string problem;
+    for (const std::string& text : session.gather(own.text)) {
+      if (problem.empty()) problem = text;
+    }
+    const bool is_whole = session.broadcast(problem.empty() ? "1" : "0") == "1";
+    if (is_whole) return path;
+    if (session.rank() != 0) continue;
+    if (!candidates->falls_back) {
+      throw DataError(fmt::format(
+          "checkpoint.resume_from_checkpoint: {}; name another checkpoint, or auto for the newest "
+          "that is whole",
+          problem));
+    }
+    if (first_problem.empty()) first_problem = problem;
+    fmt::print(stderr, "warning: {} is passed over: {}\n", path, problem);
+  }
+}
 
 /// Whether all ranks' CPUs multiply bf16; every rank then uses the kernels that all of them have.
 bool agree_on_bf16(const MpiSession& session) {
@@ -76,10 +116,46 @@ bool agree_on_bf16(const MpiSession& session) {
   return agreed;
 }
 
+/// What rank 0 alone reads of a Hugging Face folder or a checkpoint, and makes of the run's folder.
+void open_run_dir(Start& start) {
+  const Config& config = start.loaded.config;
+  std::string source = config.model.init_from.value_or("");
+  if (!start.checkpoint.empty()) source = start.checkpoint;
+  std::int64_t first_step = 0;
+  if (!start.checkpoint.empty()) {
+    const CheckpointReader checkpoint(start.checkpoint);
+    start.changes = check_resumable(checkpoint, start.loaded, start.settings);
+    first_step = checkpoint.manifest().run.step;
+  } else if (config.model.init_from) {
+    values_of_folder(source, start.settings.model, true);
+  }
+  if (!source.empty() && std::filesystem::exists(std::filesystem::path(source) / "config.json")) {
+    start.ids = read_hf_config(source).ids;
+  }
+  start.run_dir =
+      make_run_dir(config.logging.run_dir, config.checkpoint.resume_from_checkpoint.has_value());
+  start.suffix = file_suffix(start.run_dir, first_step);
+  start.yaml = to_yaml(start.loaded);
+  const std::filesystem::path folder(start.run_dir);
+  if (!source.empty()) copy_hf_tokenizer(source, folder);
+  if (config.data.tokenizer_type == "hf") {  // what the weights go with, for who reads them
+    const TokenizerFiles files = read_tokenizer_files(*config.data.tokenizer_path);
+    write_file_atomically(folder / "tokenizer.json", files.json);
+    if (!files.config.empty()) {
+      write_file_atomically(folder / "tokenizer_config.json", files.config);
+    }
+  }
+  write_file_atomically(folder / ("config" + start.suffix + ".yaml"), start.yaml);
+  if (!start.schedule.empty()) {
+    write_file_atomically(folder / ("schedule" + start.suffix + ".txt"), start.schedule);
+  }
+}
+
 Start begin(const MpiSession& session, const RunRequest& request) {
   Start start;
   const bool has_bf16 = agree_on_bf16(session);
   const bool is_first = session.rank() == 0;
+  std::optional<Candidates> candidates;
   if (is_first) {
     start.loaded = load(request);
     check_task(start.loaded, request.task);
@@ -87,18 +163,14 @@ Start begin(const MpiSession& session, const RunRequest& request) {
     check_launch(start.loaded, session.n_ranks(), request.command);
     start.schedule = read_schedule(start.loaded);
     start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16, start.schedule);
-    const auto& init_from = start.loaded.config.model.init_from;
-    if (init_from) {
-      values_of_folder(*init_from, start.settings.model, true);
-      start.ids = read_hf_config(*init_from).ids;
+    const Config& config = start.loaded.config;
+    candidates = resume_candidates(config);
+    if (config.checkpoint.checkpoint_dir) {
+      check_fresh_folder(config, *config.checkpoint.checkpoint_dir);
     }
-    start.run_dir = make_run_dir(start.loaded.config.logging.run_dir);
-    start.yaml = to_yaml(start.loaded);
-    const std::filesystem::path folder(start.run_dir);
-    if (init_from) copy_hf_tokenizer(*init_from, folder);
-    write_file_atomically(folder / "config.yaml", start.yaml);
-    if (!start.schedule.empty()) write_file_atomically(folder / "schedule.txt", start.schedule);
   }
+  start.checkpoint = agree_on_checkpoint(session, candidates);
+  if (is_first) open_run_dir(start);
   const std::string yaml = session.broadcast(start.yaml);
   start.run_dir = session.broadcast(start.run_dir);
   start.schedule = session.broadcast(start.schedule);
@@ -143,6 +215,19 @@ std::string start_line(const MpiSession& session, const Settings& s, const Confi
 
 /// A parameter's whole f32 values, by its canonical index; good until the next call.
 using ValueOf = std::function<View(std::size_t)>;
+
+/// Files of a checkpoint beside its tensors, by name; on rank 0.
+std::vector<std::pair<std::string, std::string>> checkpoint_texts(const Start& start) {
+  std::vector<std::pair<std::string, std::string>> texts = {{"config.yaml", start.yaml}};
+  if (const auto json = hf_config_json(start.settings.model, start.ids)) {
+    texts.emplace_back("config.json", *json);
+    texts.emplace_back("generation_config.json", hf_generation_config_json(start.ids));
+  }
+  for (const std::string& name : hf_tokenizer_files(start.run_dir)) {
+    texts.emplace_back(name, read_file(std::filesystem::path(start.run_dir) / name));
+  }
+  return texts;
+}
 
 void save_final(const Start& start, const ValueOf& value_of) {
   const std::filesystem::path folder(start.run_dir);
@@ -215,7 +300,12 @@ class Run {
          .rank = session_.rank(),
          .broadcast = [this](std::string text) { return session_.broadcast(std::move(text)); },
          .say = say});
-    if (const auto& init_from = start_.loaded.config.model.init_from) {
+    const auto& init_from = start_.loaded.config.model.init_from;
+    if (!start_.checkpoint.empty()) {
+      checkpoint_ = std::make_shared<const CheckpointReader>(start_.checkpoint);
+      start_.settings.first_step = checkpoint_->manifest().run.step;
+      data_.train->restore(checkpoint_->manifest().run.data);
+    } else if (init_from) {
       weights_ = values_of_folder(*init_from, start_.settings.model, false);
     }
     set_length(start_.settings, length_of(start_.loaded, start_.settings, data_.n_epoch_samples,
@@ -237,6 +327,7 @@ class Run {
       if (!units.empty()) say(units);
       say("data: " + data_.summary);
       if (!weights_.summary.empty()) say(weights_.summary);
+      say_checkpoint(say);
     }
     progress_ = std::make_unique<Progress>(
         start_.settings,
@@ -249,7 +340,23 @@ class Run {
             .seq_len = start_.settings.seq_len,
             .process_begin_ns =
                 request_.process_begin.time_since_epoch() / std::chrono::nanoseconds(1)},
-        start_.run_dir);
+        fmt::format("{}/metrics{}.jsonl", start_.run_dir, start_.suffix));
+  }
+
+  void say_checkpoint(const std::function<void(std::string_view)>& say) const {
+    const Config& config = start_.loaded.config;
+    if (checkpoint_) {
+      const RunState& run = checkpoint_->manifest().run;
+      say(fmt::format("resumed: {}, step {} of {}, saved by {}", start_.checkpoint, run.step,
+                      start_.settings.n_steps, run.layout));
+      if (run.step >= start_.settings.n_steps) say("nothing is left to train");
+    } else if (config.checkpoint.resume_from_checkpoint) {
+      say(fmt::format("no checkpoint in {}: starting afresh",
+                      checkpoint_folder(config, start_.run_dir).string()));
+    }
+    for (const std::string& change : start_.changes) {
+      say("note: since the checkpoint: " + change);
+    }
   }
 
   /// On standard error, by rank 0. Every rank calls it.
@@ -268,9 +375,16 @@ class Run {
     inputs.validation = data_.validation.get();
     inputs.initial_values = weights_.values;
     inputs.stop_requested = [&signals] { return signals.requested(); };
+    const Config& config = start_.loaded.config;
+    inputs.save_to.folder = checkpoint_folder(config, start_.run_dir);
+    inputs.save_to.kept = {config.checkpoint.keep_last_n, config.checkpoint.save_best};
+    if (checkpoint_) resume_from(checkpoint_, start_.settings, inputs);
     if (progress_) {
       inputs.step_done = Port<StepMetrics>(
           [this](std::int64_t, StepMetrics metrics) { progress_->step_done(metrics); });
+      inputs.save_to.texts = checkpoint_texts(start_);
+      inputs.save_to.saved = Port<SavedCheckpoint>(
+          [this](std::int64_t, SavedCheckpoint saved) { progress_->saved(saved); });
       inputs.validation_done = Port<ValidationMetrics>(
           [this](std::int64_t, ValidationMetrics metrics) { progress_->validation_done(metrics); });
     }
@@ -280,7 +394,8 @@ class Run {
   int finish(Loop& loop, Trainer& trainer) {
     const bool stopped = trainer.stopped();
     const Settings& s = start_.settings;
-    const bool has_all = s.grid.pp == 1 && s.grid.tp == 1 && s.zero_stage == 0;
+    const bool has_all =
+        s.grid.pp == 1 && s.grid.tp == 1 && s.zero_stage == 0 && !s.spreads_experts;
     if (session_.rank() == 0) {
       const bool quiet = start_.loaded.config.logging.progress == "off";
       const bool says_sample = !quiet && !stopped;
@@ -292,13 +407,13 @@ class Run {
       }
       if (!quiet) {
         progress_->say(
-            fmt::format("{} {} of {} steps; files in {}: model.safetensors, metrics.jsonl, "
-                        "config.yaml",
+            fmt::format("{} {} of {} steps; files in {}: model.safetensors, metrics{}.jsonl, "
+                        "config{}.yaml",
                         stopped ? "stopped by a signal after" : "done:", trainer.n_steps_done(),
-                        start_.settings.n_steps, start_.run_dir));
+                        start_.settings.n_steps, start_.run_dir, start_.suffix, start_.suffix));
       }
     } else if (!has_all && trainer.master_server() != nullptr) {
-      loop.spawn("master_server", trainer.master_server()->run());
+      loop.spawn("master_server", trainer.master_server()->run(pieces_of(trainer.state())));
       loop.run();
     }
     return static_cast<int>(stopped ? ExitCode::stopped : ExitCode::ok);
@@ -311,6 +426,7 @@ class Run {
   /// Rank 0, where ranks own a part of the weights each.
   void save_from_all(Loop& loop, Trainer& trainer, bool says_sample) {
     MasterFetcher& fetcher = trainer.master_fetcher();
+    fetcher.set_source(pieces_of(trainer.state()));
     const ValueOf fetch = [&loop, &fetcher](std::size_t canonical) {
       loop.spawn("master_fetcher", fetcher.fetch(canonical));
       loop.run();
@@ -339,8 +455,9 @@ class Run {
   const RunRequest& request_;
   Start start_;
   DataSet data_;
-  FolderValues weights_;                // where model.init_from is set
-  std::unique_ptr<Progress> progress_;  // rank 0
+  FolderValues weights_;                                // where model.init_from is set
+  std::shared_ptr<const CheckpointReader> checkpoint_;  // where the run goes on from one
+  std::unique_ptr<Progress> progress_;                  // rank 0
 };
 
 }  // namespace

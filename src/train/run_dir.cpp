@@ -23,12 +23,12 @@ std::string fresh_name() {
 
 }  // namespace
 
-std::string make_run_dir(const std::optional<std::string>& configured) {
+std::string make_run_dir(const std::optional<std::string>& configured, bool goes_on) {
   const std::filesystem::path folder = configured ? *configured : fresh_name();
-  if (std::filesystem::exists(folder / "metrics.jsonl")) {
+  if (!goes_on && std::filesystem::exists(folder / "metrics.jsonl")) {
     throw ConfigError(
         fmt::format("logging.run_dir: {} holds a run already (metrics.jsonl); name another folder, "
-                    "or move it away",
+                    "or move it away, or set checkpoint.resume_from_checkpoint: auto to go on",
                     folder.string()));
   }
   std::error_code error;
@@ -38,6 +38,19 @@ std::string make_run_dir(const std::optional<std::string>& configured) {
                                 error ? error.message() : "it is a file"));
   }
   return folder.string();
+}
+
+std::string file_suffix(const std::string& run_dir, std::int64_t first_step) {
+  const auto is_taken = [&run_dir](const std::string& suffix) {
+    return std::filesystem::exists(std::filesystem::path(run_dir) /
+                                   ("metrics" + suffix + ".jsonl"));
+  };
+  if (!is_taken("")) return "";
+  const std::string suffix = fmt::format("-from-step-{:08}", first_step);
+  if (!is_taken(suffix)) return suffix;
+  int n = 2;
+  while (is_taken(fmt::format("{}-{}", suffix, n))) ++n;
+  return fmt::format("{}-{}", suffix, n);
 }
 
 std::string cache_dir(const std::optional<std::string>& configured) {

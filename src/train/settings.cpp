@@ -71,6 +71,8 @@ void set_length(Settings& settings, const RunLength& length) {
       .n_steps = n_steps,
       .n_samples = length.n_validation_samples,
       .microbatch_samples = settings.partition.largest_microbatch()};
+  settings.saves.n_steps = n_steps;
+  settings.saves.validation = settings.validation;
 }
 
 }  // namespace llm

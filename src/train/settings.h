@@ -9,6 +9,7 @@
 #include "schedules/partition.h"
 #include "schedules/pipeline.h"
 #include "schedules/pipeline_buffers.h"
+#include "schedules/saves.h"
 #include "schedules/stage_split.h"
 #include "schedules/units.h"
 #include "schedules/validation.h"
@@ -41,12 +42,18 @@ struct Settings {
   /// What the data-parallel ranks share out (ZeRO): 0 nothing, 1 masters and moments, 2 and after
   /// their sum the gradients too, 3 and parameters too. Changes no bit.
   int zero_stage = 0;
+  /// A mixture's experts are spread over the data-parallel ranks, which send each other
+  /// rows.
+  bool spreads_experts = false;
   /// Under 3: layers of at least so many parameters are units of their own; 0: one unit. Changes no
   /// bit, and nor does when units are there.
   std::int64_t unit_min_parameters = 10'000'000;
   GatherPolicy gather_policy;
   std::uint64_t seed = 42;
   std::int64_t n_steps = 0;
+  std::int64_t first_step = 0;  ///< steps that a checkpoint has done
+  SavePlan saves;               ///< n_steps and validation of it are set with those of the run
+  bool saves_sharded = false;   ///< each rank writes its part
 
   /// Whether data-parallel ranks add up gradients where they lie.
   bool sums_in_place() const { return shares_memory && grid.dp > 1; }

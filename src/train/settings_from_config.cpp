@@ -168,6 +168,7 @@ Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool ha
                    .pp = static_cast<int>(grid.pp),
                    .tp = static_cast<int>(grid.tp)};
   settings.sequence_parallel = config.distributed.sequence_parallel;
+  settings.spreads_experts = resolve_expert_parallel(loaded) && settings.grid.dp > 1;
   check(model_of(settings, 0));
   const BatchPlan batch = resolve_batch(loaded, grid.dp);
   settings.partition = {.microbatch_samples = batch.microbatch_samples,
@@ -191,6 +192,10 @@ Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool ha
                             .reshard = config.distributed.fsdp_reshard_after_forward};
   settings.threads_per_rank = static_cast<int>(config.distributed.threads_per_rank);
   settings.seed = static_cast<std::uint64_t>(config.training.seed);
+  settings.saves.enabled = true;
+  settings.saves.interval_steps = config.checkpoint.save_interval_steps;
+  settings.saves.best = config.checkpoint.save_best;
+  settings.saves_sharded = config.checkpoint.state_dict_type == "sharded";
   settings.recompute_blocks = config.optimization.gradient_checkpointing == "block";
   set_pipeline_from(settings, loaded, schedule_text);
   return settings;

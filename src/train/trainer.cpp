@@ -11,7 +11,9 @@ enum Channel : int {
   channel_validation_loss,
   channel_step_facts,
   channel_router_losses,
-  channel_master_request
+  channel_master_request,
+  channel_save_order,
+  channel_part_written
 };
 
 // Tags of tensor messages: one a bucket in flight. A multiple of the number of lanes, so that two
@@ -24,6 +26,8 @@ constexpr int parameter_tag = 10;
 constexpr int chunks_tag = 11;
 constexpr int tensor_squares_tag = 12;
 constexpr int tensor_tag = 13;
+constexpr int experts_tag = 14;
+constexpr int expert_squares_tag = 15;
 constexpr int gather_tag = 2048;
 constexpr int n_gather_tags = 1024;
 
@@ -50,12 +54,14 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
       compute_poller_(compute_, 1),
       reductions_poller_(reductions_, reduction_tiles_per_poll),
       decoder_(model_of(settings, transport.rank())),
-      state_(decoder_.config(), state_shape(settings, transport.rank())) {
+      state_(decoder_.config(), state_shape(settings, transport.rank())),
+      n_steps_done_(settings.first_step) {
   if (inputs_.initial_values) {
     state_.initialize(inputs_.initial_values);
   } else {
     state_.initialize(settings_.seed);
   }
+  if (inputs_.resumed) state_.set_moments(inputs_.resumed->exp_avg, inputs_.resumed->exp_avg_sq);
   loop_.add_poller(reductions_poller_);
   loop_.add_poller(compute_poller_);
   connect();
@@ -94,7 +100,7 @@ void Trainer::make_reducers() {
                                .n_lanes = settings_.n_reducer_lanes,
                                .first_tag = reducer_tag,
                                .n_tags = n_reducer_tags_per_lane * settings_.n_reducer_lanes,
-                               .first_step = 0,
+                               .first_step = settings_.first_step,
                                .n_steps = settings_.n_steps};
     if (settings_.sums_in_place()) plan.shared = state_.gradients_handle();
     plan.piece_cuts = piece_cuts(settings_, state_.layout());
@@ -116,8 +122,7 @@ void Trainer::make_master_server() {
   if (transport_.rank() == 0) return;
   for (MasterPieces& source : master_pieces(settings_)) {
     if (source.rank != transport_.rank()) continue;
-    master_server_ =
-        std::make_unique<MasterServer>(transport_, parameter_tag, std::move(source), state_);
+    master_server_ = std::make_unique<MasterServer>(transport_, parameter_tag, std::move(source));
     control_.connect(channel_master_request, master_server_->requests());
   }
 }
@@ -129,9 +134,38 @@ MasterFetcher& Trainer::master_fetcher() {
                                         MasterFetcher::Plan{.sources = master_pieces(settings_),
                                                             .tag = parameter_tag,
                                                             .channel = channel_master_request},
-                                        state_);
+                                        state_.config());
+    master_fetcher_->set_source(pieces_of(state_));
   }
   return *master_fetcher_;
+}
+
+void Trainer::make_checkpoint_writer() {
+  if (!settings_.saves.enabled) return;
+  const int rank = transport_.rank();
+  CheckpointWriter::Plan plan;
+  plan.folder = inputs_.save_to.folder;
+  plan.kind = settings_.saves_sharded ? CheckpointKind::sharded : CheckpointKind::full;
+  plan.kept = inputs_.save_to.kept;
+  plan.copies = settings_.saves.interval_steps > 0;
+  plan.global_batch = settings_.partition.global_batch();
+  plan.layout = layout_text(settings_);
+  plan.sources = master_pieces(settings_);
+  plan.texts = inputs_.save_to.texts;
+  plan.data_state = [this](std::int64_t step) { return data_feed_->state_before(step); };
+  CheckpointWriter::Outbox out;
+  out.state_copied = port_to(optimizer_->state_copied());
+  out.written = control_.port<PartWritten>(0, channel_part_written);
+  out.saved = inputs_.save_to.saved;
+  for (int peer = 0; peer < settings_.grid.n_ranks() && rank == 0; ++peer) {
+    out.order.push_back(control_.port<SaveOrder>(peer, channel_save_order));
+  }
+  const bool fetches = rank == 0 && plan.kind == CheckpointKind::full;
+  checkpoint_writer_ = std::make_unique<CheckpointWriter>(
+      transport_, compute_, std::move(plan), state_, fetches ? &master_fetcher() : nullptr,
+      master_server_.get(), std::move(out));
+  control_.connect(channel_save_order, checkpoint_writer_->order());
+  control_.connect(channel_part_written, checkpoint_writer_->written());
 }
 
 void Trainer::make_metrics() {
@@ -142,9 +176,16 @@ void Trainer::make_metrics() {
                     .n_router_ranks = settings_.model.is_mixture() ? settings_.grid.n_ranks() : 0,
                     .n_routers = settings_.model.is_mixture() ? settings_.model.n_layers : 0,
                     .validation = settings_.validation,
-                    .first_step = 0,
+                    .first_step = settings_.first_step,
                     .n_steps = settings_.n_steps},
-      Metrics::Outbox{inputs_.step_done, inputs_.validation_done});
+      Metrics::Outbox{inputs_.step_done,
+                      Port<ValidationMetrics>([this](std::int64_t key, ValidationMetrics metrics) {
+                        // Not after a stop, so that the plan alone says who waits.
+                        if (settings_.saves.after(metrics.step, false) != Save::never) {
+                          checkpoint_writer_->validated().put(metrics.step, metrics.loss);
+                        }
+                        inputs_.validation_done(key, metrics);
+                      })});
   control_.connect(channel_loss, metrics_->loss());
   control_.connect(channel_validation_loss, metrics_->validation_loss());
   control_.connect(channel_router_losses, metrics_->router_losses());
@@ -168,7 +209,7 @@ void Trainer::make_optimizer() {
         transport_,
         TiedEmbedding::Plan{.peer = peer,
                             .tag = embedding_tag,
-                            .first_step = 0,
+                            .first_step = settings_.first_step,
                             .n_steps = settings_.n_steps,
                             .is_gathered = gathers_once_a_step(),
                             .is_shared_out = settings_.shares_parameters()},
@@ -179,13 +220,20 @@ void Trainer::make_optimizer() {
   plan.config = settings_.optimizer;
   plan.n_ranks = settings_.grid.n_ranks();
   plan.loss_scale_exponent = loss_scale_exponent(settings_.partition, settings_.seq_len);
+  plan.first_step = settings_.first_step;
   plan.n_steps = settings_.n_steps;
+  plan.saves = settings_.saves;
+  if (inputs_.resumed) {
+    plan.n_updates = inputs_.resumed->n_updates;
+    plan.loss_scale = inputs_.resumed->loss_scale;
+  }
   SquareSums::Plan squares;
   squares.parameters_by_rank = parameters_by_rank();
   squares.piece_by_member = pieces_of_ranks(settings_);
   squares.chunks_tag = chunks_tag;
   squares.parameters_tag = squares_tag;
   squares.tensor_tag = tensor_squares_tag;
+  squares.experts_tag = expert_squares_tag;
   squares_ =
       std::make_unique<SquareSums>(pipeline_, data_parallel_, tensor_, std::move(squares), state_);
   optimizer_ = std::make_unique<OptimizerShard>(
@@ -199,6 +247,9 @@ void Trainer::make_optimizer() {
                              Port<ParametersUpdated>([this](std::int64_t key, ParametersUpdated m) {
                                if (gatherer_) gatherer_->updated().put(key, m);
                                if (unit_gatherer_) unit_gatherer_->updated().put(key, m);
+                             }),
+                             Port<StepEnd>([this](std::int64_t n, StepEnd end) {
+                               checkpoint_writer_->step_end().put(n, end);
                              })});
   control_.connect(channel_step_facts, optimizer_->step_facts());
 }
@@ -221,13 +272,13 @@ void Trainer::make_unit_gatherer() {
 
 void Trainer::make_gatherer() {
   if (!gathers_once_a_step()) return;
-  gathered_ = std::make_unique<GatheredParameters>(loop_, state_, 0);
+  gathered_ = std::make_unique<GatheredParameters>(loop_, state_, settings_.first_step);
   gatherer_ = std::make_unique<ParameterGatherer>(
       data_parallel_,
       ParameterGatherer::Plan{.form = shard_form(settings_),
                               .first_tag = gather_tag,
                               .n_tags = n_gather_tags,
-                              .first_step = 0,
+                              .first_step = settings_.first_step,
                               .n_steps = settings_.n_steps},
       state_, ParameterGatherer::Outbox{Port<Ready>([this](std::int64_t key, Ready ready) {
         gathered_->gathered().put(key, ready);
@@ -254,11 +305,14 @@ void Trainer::make_stage() {
     plan.tag = tensor_tag;
     tensor_sums_ = std::make_unique<TensorSums>(tensor_, kv_, reductions_, plan);
   }
+  if (decoder_.config().ep.size > 1) {
+    experts_ = std::make_unique<ExpertExchange>(data_parallel_, reductions_, experts_tag);
+  }
   ParameterSource* parameters = gathered_.get();
   if (unit_gatherer_) parameters = unit_gatherer_.get();
   stage_compute_ =
       std::make_unique<DecoderCompute>(compute_, compute_plan(settings_, rank), decoder_, state_,
-                                       grads_ready, parameters, tensor_sums_.get());
+                                       grads_ready, parameters, tensor_sums_.get(), experts_.get());
   stage_ = std::make_unique<Stage>(
       transport_, compute_, stage_plan(settings_, rank), *stage_compute_,
       Stage::Outbox{loss_port(channel_loss), loss_port(channel_validation_loss),
@@ -280,21 +334,23 @@ Port<RouterLosses> Trainer::router_losses_port() {
 
 void Trainer::make_feeds() {
   const int rank = transport_.rank();
-  data_feed_ =
-      std::make_unique<DataFeed>(loop_,
-                                 DataFeed::Plan{.partition = settings_.partition,
-                                                .dp_rank = place_.dp,
-                                                .rank = rank,
-                                                .n_ranks = settings_.grid.n_ranks(),
-                                                .has_tokens = reads_tokens(settings_, rank),
-                                                .has_labels = reads_labels(settings_, rank),
-                                                .counts_labels = tells_loss(settings_, rank),
-                                                .first_step = 0,
-                                                .n_steps = settings_.n_steps},
-                                 *inputs_.train, inputs_.stop_requested,
-                                 DataFeed::Outbox{port_to(stage_->microbatches()), facts_to_all()});
-  CHECK_CONTRACT(inputs_.validation != nullptr || settings_.validation.n_rounds(0) == 0,
-                 "validation that is planned has a source");
+  data_feed_ = std::make_unique<DataFeed>(
+      loop_,
+      DataFeed::Plan{.partition = settings_.partition,
+                     .dp_rank = place_.dp,
+                     .rank = rank,
+                     .n_ranks = settings_.grid.n_ranks(),
+                     .has_tokens = reads_tokens(settings_, rank),
+                     .has_labels = reads_labels(settings_, rank),
+                     .counts_labels = tells_loss(settings_, rank),
+                     .keeps_states = settings_.saves.enabled && rank == 0,
+                     .first_step = settings_.first_step,
+                     .n_steps = settings_.n_steps},
+      *inputs_.train, inputs_.stop_requested,
+      DataFeed::Outbox{port_to(stage_->microbatches()), facts_to_all()});
+  CHECK_CONTRACT(
+      inputs_.validation != nullptr || settings_.validation.n_rounds(settings_.first_step) == 0,
+      "validation that is planned has a source");
   if (inputs_.validation == nullptr) return;
   const Stage::Plan stage = stage_plan(settings_, rank);
   validation_feed_ = std::make_unique<ValidationFeed>(
@@ -302,10 +358,11 @@ void Trainer::make_feeds() {
       ValidationFeed::Plan{.microbatches = stage.validation_microbatches,
                            .microbatch_samples = settings_.validation.microbatch_samples,
                            .n_samples = settings_.validation.n_samples,
-                           .n_rounds = settings_.validation.n_rounds(0),
+                           .n_rounds = settings_.validation.n_rounds(settings_.first_step),
                            .n_buffers = stage.n_validation_buffers,
                            .has_tokens = reads_tokens(settings_, rank),
-                           .has_labels = reads_labels(settings_, rank)},
+                           .has_labels = reads_labels(settings_, rank),
+                           .n_spare = stage.n_spare_validations},
       *inputs_.validation, port_to(stage_->validation()));
 }
 
@@ -318,6 +375,7 @@ void Trainer::connect() {
   make_stage();
   make_feeds();
   make_master_server();
+  make_checkpoint_writer();
 }
 
 void Trainer::trace_compute(Trace& trace) {
@@ -334,11 +392,14 @@ void Trainer::trace_compute(Trace& trace) {
 void Trainer::start() {
   ParametersUpdated initial;
   if (settings_.optimizer.loss_scale) initial.loss_scale = settings_.optimizer.loss_scale->initial;
-  stage_->parameters_updated().put(0, initial);
-  data_feed_->parameters_updated().put(0, initial);
+  if (inputs_.resumed) initial.loss_scale = inputs_.resumed->loss_scale.scale;
+  if (settings_.first_step >= settings_.n_steps) return;
+  stage_->parameters_updated().put(settings_.first_step, initial);
+  data_feed_->parameters_updated().put(settings_.first_step, initial);
   loop_.spawn("data_feed", data_feed_->run());
   stage_->spawn();
   if (tensor_sums_) loop_.spawn_background("tensor_sums", tensor_sums_->run());
+  if (experts_) loop_.spawn_background("expert_exchange", experts_->run());
   if (gatherer_) loop_.spawn("parameter_gatherer", gatherer_->run());
   if (unit_gatherer_) loop_.spawn("unit_gatherer", unit_gatherer_->run());
   if (tied_embedding_) loop_.spawn("tied_embedding", tied_embedding_->run());
@@ -348,6 +409,7 @@ void Trainer::start() {
   loop_.spawn("optimizer_shard", optimizer_->run());
   if (validation_feed_) loop_.spawn_background("validation_feed", validation_feed_->run());
   if (metrics_) loop_.spawn("metrics", metrics_->run());
+  if (checkpoint_writer_) loop_.spawn("checkpoint_writer", checkpoint_writer_->run());
 }
 
 }  // namespace llm

@@ -5,6 +5,7 @@
 
 #include "actors/data_feed.h"
 #include "actors/decoder_compute.h"
+#include "actors/expert_exchange.h"
 #include "actors/gradient_reducer.h"
 #include "actors/metrics.h"
 #include "actors/model_state.h"
@@ -19,16 +20,36 @@
 #include "src/comm/queue_poller.h"
 #include "src/comm/transport.h"
 #include "src/model/decoder.h"
+#include "src/train/checkpoint_writer.h"
 #include "src/train/masters.h"
 #include "src/train/settings.h"
 
 namespace llm {
+
+/// Where a run goes on from, with Settings::first_step: read when the trainer is made.
+struct ResumedState {
+  WholeValues exp_avg;
+  WholeValues exp_avg_sq;
+  std::int64_t n_updates = 0;
+  LossScale loss_scale;
+};
+
+/// Where checkpoints go, with Settings::saves.
+struct SaveTo {
+  std::filesystem::path folder;
+  KeptCheckpoints kept;
+  /// On rank 0: files of a checkpoint beside its tensors, by name.
+  std::vector<std::pair<std::string, std::string>> texts = {};
+  Port<SavedCheckpoint> saved = Port<SavedCheckpoint>([](std::int64_t, SavedCheckpoint) {});
+};
 
 /// What a rank's actors read from and report to. Sources and ports outlive the trainer.
 struct TrainerInputs {
   SampleSource* train = nullptr;
   SampleSource* validation = nullptr;  ///< nullptr: no validation
   InitialValues initial_values = {};   ///< empty: the seed's
+  std::optional<ResumedState> resumed = {};
+  SaveTo save_to = {};
   std::function<bool()> stop_requested = [] { return false; };
   Port<StepMetrics> step_done = Port<StepMetrics>([](std::int64_t, StepMetrics) {});
   Port<ValidationMetrics> validation_done =
@@ -71,6 +92,7 @@ class Trainer {
   void make_stage();
   void make_feeds();
   void make_master_server();
+  void make_checkpoint_writer();
   void make_reducers();
   void connect();
 
@@ -99,6 +121,7 @@ class Trainer {
   std::unique_ptr<ParameterGatherer> gatherer_;
   std::unique_ptr<UnitGatherer> unit_gatherer_;  // where parameters too are shared out
   std::unique_ptr<TensorSums> tensor_sums_;      // where ranks share each layer
+  std::unique_ptr<ExpertExchange> experts_;      // where they share out a mixture's
   std::unique_ptr<DecoderCompute> stage_compute_;
   std::unique_ptr<Stage> stage_;
   std::unique_ptr<TiedEmbedding> tied_embedding_;  // where two ranks hold one
@@ -109,6 +132,7 @@ class Trainer {
   std::unique_ptr<Metrics> metrics_;             // rank 0
   std::unique_ptr<MasterServer> master_server_;  // where rank 0 lacks what this rank owns
   std::unique_ptr<MasterFetcher> master_fetcher_;
+  std::unique_ptr<CheckpointWriter> checkpoint_writer_;  // last: its thread reads what stands above
 };
 
 }  // namespace llm

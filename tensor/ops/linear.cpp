@@ -169,6 +169,30 @@ void backward_weight_tile(const BackwardWeight& v, Range features) {
                  v.dbias.as<float>() + features.begin);
 }
 
+/// y = W x + b of one row: each weight is read once, where it lies.
+void forward_row(Queue& queue, const Forward& v) {
+  const std::int64_t n_in = v.x.shape()[1];
+  const RowCut cut = cut_by_bytes(v.y.shape()[1], 4 * n_in);
+  queue.tiles("linear_row", cut.n_tiles(), [=](std::int64_t tile) {
+    const Range features = cut.rows(tile);
+    float* const y = v.y.as<float>() + features.begin;
+    matmul({.transpose_a = false,
+            .transpose_b = false,
+            .m = features.size(),
+            .n = 1,
+            .k = n_in,
+            .alpha = 1,
+            .a = v.weight.as<float>() + features.begin * n_in,
+            .lda = n_in,
+            .b = v.x.as<float>(),
+            .ldb = 1,
+            .beta = 0,
+            .c = y,
+            .ldc = 1});
+    if (!v.bias.empty()) fast::add(v.bias.as<float>() + features.begin, y, features.size());
+  });
+}
+
 /// Whether a call goes to linear_bf16.h.
 bool multiplies_bf16(Dtype dtype, std::int64_t n_terms) {
   return dtype == Dtype::bf16 && n_terms > 0 && product_kernel() == ProductKernel::bf16;
@@ -191,6 +215,7 @@ void linear_forward(Queue& queue, View x, View weight, View bias, MutView y) {
   expect(y, "y", y.dtype() == Dtype::f32 ? Dtype::f32 : dtype, {n, n_out});
   if (multiplies_bf16(dtype, n_in)) return bf16::linear_forward(queue, x, weight, bias, y);
   const Forward views{x, weight, bias, y};
+  if (n == 1 && dtype == Dtype::f32) return forward_row(queue, views);
   const RowCut slabs = slabs_of(n_out, n_in);
   for (std::int64_t i = 0; i < slabs.n_tiles(); ++i) {
     const Range features = slabs.rows(i);

@@ -397,21 +397,11 @@ TEST_CASE("what this version does not do is refused with what to write") {
        "tokenizer_type: hf, or remove it"},
       {"distributed: {device: cuda}",
        "c.yaml:1:23: distributed.device: cuda is not in this version; write device: cpu"},
-      {"distributed: {expert_parallel: true}",
-       "c.yaml:1:32: distributed.expert_parallel: true is not in this version; write "
-       "expert_parallel: false"},
+      {"distributed: {expert_parallel: tp}",
+       "c.yaml:1:32: distributed.expert_parallel: tp is not one of none, dp; did you mean dp?"},
       {"distributed: {sequence_parallel: true}",
        "c.yaml:1:34: distributed.sequence_parallel: true contradicts parallel_strategy ddp, whose "
        "ranks share no layer; write parallel_strategy: tp, or sequence_parallel: false"},
-      {"checkpoint: {state_dict_type: sharded}",
-       "c.yaml:1:31: checkpoint.state_dict_type: sharded is not in this version; write "
-       "state_dict_type: full"},
-      {"checkpoint: {save_interval_steps: 100}",
-       "c.yaml:1:35: checkpoint.save_interval_steps: 100 is not in this version; the final weights "
-       "are written at the end; write save_interval_steps: 0"},
-      {"checkpoint: {resume_from_checkpoint: latest}",
-       "c.yaml:1:38: checkpoint.resume_from_checkpoint: latest is not in this version; remove the "
-       "field to start afresh"},
       {"logging: {tensorboard: true}",
        "c.yaml:1:24: logging.tensorboard: true is not in this version; write tensorboard: false; "
        "metrics.jsonl in logging.run_dir holds every number"},
@@ -531,10 +521,6 @@ TEST_CASE("what has no effect is accepted with a note") {
       {"distributed: {parallel_strategy: fsdp}\noptimization: {amp_dtype: float16, use_amp: true}",
        "c.yaml:2:27: optimization.amp_dtype: has no effect under parallel_strategy: fsdp, where "
        "distributed.fsdp_mixed_precision decides"},
-      {"checkpoint: {keep_last_n: 3}",
-       "c.yaml:1:27: checkpoint.keep_last_n: only the final weights are written in this version"},
-      {"checkpoint: {save_best: false}",
-       "c.yaml:1:25: checkpoint.save_best: only the final weights are written in this version"},
       {"logging: {log_level: DEBUG}",
        "c.yaml:1:22: logging.log_level: logging.progress decides what is printed"},
       {"logging: {save_logs: true}",

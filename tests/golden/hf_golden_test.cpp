@@ -6,6 +6,7 @@
 #include "src/io/hf_config.h"
 #include "src/io/hf_folder.h"
 #include "src/io/hf_weights.h"
+#include "src/model/cached_decoder.h"
 #include "tests/golden/golden.h"
 #include "tests/io/temporary_folder.h"
 #include "tests/model/whole_model.h"
@@ -64,6 +65,41 @@ TEST_CASE("checkpoints of an independent script give its logits") {
     }
     WARN(name << ": logits up to " << largest << ", the largest difference is " << worst);
     CHECK(largest > 1);
+    CHECK(worst <= 1e-5);
+  }
+}
+
+TEST_CASE("token by token, checkpoints of an independent script give its logits") {
+  for (const std::string& name : names) {
+    INFO(name);
+    const ReadModel model(golden_folder(name));
+    std::vector<Values> values;
+    const ModelConfig& config = model.decoder.config();
+    const Range layers = all_layers(config);
+    for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
+      values.push_back(model.layer(layer));
+    }
+    const SafetensorsFile expected(golden_folder(name) / "expected.safetensors");
+    const SafetensorsEntry& tokens = expected.find("tokens");
+    const std::int64_t seq_len = tokens.shape[1];
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens.n_elements()));
+    expected.read(tokens, {0, tokens.n_elements()}, ids.data());
+    std::vector<double> golden(static_cast<std::size_t>(tokens.n_elements() * config.vocab_size));
+    expected.read(expected.find("logits"), {0, static_cast<std::int64_t>(golden.size())},
+                  golden.data());
+    Queue queue;
+    CachedDecoder cached(model.decoder, values, seq_len, queue);
+    double worst = 0;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (i % static_cast<std::size_t>(seq_len) == 0) cached.restart();
+      const View logits = cached.read(std::span(ids).subspan(i, 1));
+      for (std::int64_t v = 0; v < config.vocab_size; ++v) {
+        const double expected_logit =
+            golden[i * static_cast<std::size_t>(config.vocab_size) + static_cast<std::size_t>(v)];
+        worst = std::max(worst, std::abs(double{logits.as<float>()[v]} - expected_logit));
+      }
+    }
+    WARN(name << ": token by token, the largest difference is " << worst);
     CHECK(worst <= 1e-5);
   }
 }

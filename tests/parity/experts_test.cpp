@@ -57,6 +57,8 @@ void check_same_routers(const Outcome& outcome, const Outcome& expected) {
   }
 }
 
+constexpr ScheduleKind in_order = ScheduleKind::gpipe;
+
 }  // namespace
 
 TEST_CASE("P4: experts on tensor-parallel ranks are within 1e-5 of one rank") {
@@ -175,4 +177,118 @@ TEST_CASE("routers have the same bits on every tensor-parallel rank after 20 ste
   settings.optimizer.lr.peak = 1e-2;
   // The world joins the ranks' parts and refuses two values of one element.
   CHECK(run_world(settings, 5, 20).reports.back().n_updates == 20);
+}
+
+TEST_CASE("P4: experts over data-parallel ranks are within 1e-5 of one rank") {
+  for (const float dropout : {0.0f, 0.1f}) {
+    for (const bool is_biased : {false, true}) {
+      const ModelConfig model = is_biased ? biased_model(8, dropout) : model_of(4, dropout);
+      const Outcome one = run_world(four_samples(model, {1, 1, 1}, in_order, 0), 1, 20);
+      for (const Grid& grid : {Grid{2, 1, 1}, {4, 1, 1}, {2, 1, 2}, {2, 2, 1}, {2, 2, 2}}) {
+        for (const int zero_stage : {0, 1, 2, 3}) {
+          Settings settings = four_samples(model, grid, in_order, zero_stage);
+          settings.spreads_experts = true;
+          INFO(model.n_experts << " experts, dropout " << dropout << ", dp " << grid.dp << ", pp "
+                               << grid.pp << ", tp " << grid.tp << ", zero " << zero_stage);
+          const Outcome outcome = run_world(settings, 3, 20);
+          check_near(outcome, one);
+          check_same_routers(outcome, one);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("P1, P2: timing, ZeRO, pipelines and recomputation change no bit of spread experts") {
+  for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+    ModelConfig model = model_of(4, 0.1f);
+    model.n_layers = 4;
+    model.compute = compute;
+    const auto settings_of = [&](Grid grid, ScheduleKind kind, int zero_stage) {
+      Settings settings = four_samples(model, grid, kind, zero_stage);
+      settings.spreads_experts = true;
+      return settings;
+    };
+    const Outcome flat = run_world(settings_of({2, 1, 1}, in_order, 0), 0, 20);
+    for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+      check_same(run_world(settings_of({2, 1, 1}, in_order, 0), seed, 20), flat);
+    }
+    struct Case {
+      int pp;
+      ScheduleKind kind;
+      int zero_stage;
+      bool recompute;
+      std::int64_t bucket_bytes;
+    };
+    for (const Case c : {Case{1, in_order, 1, false, 4}, Case{1, in_order, 2, true, 1 << 20},
+                         Case{2, ScheduleKind::one_f_one_b, 0, true, 8192},
+                         Case{2, ScheduleKind::zero_bubble, 2, false, 8192},
+                         Case{2, ScheduleKind::zero_bubble, 1, true, 8192},
+                         Case{1, in_order, 3, true, 4}, Case{1, in_order, 3, false, 1 << 20},
+                         Case{2, ScheduleKind::zero_bubble, 3, false, 8192}}) {
+      Settings settings = settings_of({2, c.pp, 1}, c.kind, c.zero_stage);
+      settings.recompute_blocks = c.recompute;
+      settings.bucket_bytes = c.bucket_bytes;
+      INFO("pp " << c.pp << ", zero " << c.zero_stage << (c.recompute ? ", recomputed" : ""));
+      check_same(run_world(settings, 3, 20), flat);
+      settings.shares_memory = true;
+      check_same(run_world(settings, 4, 20), flat);
+    }
+  }
+}
+
+TEST_CASE("ranks whose experts nobody visits, and whose tokens go elsewhere, stall nobody") {
+  for (const int zero_stage : {0, 1}) {
+    Settings settings = four_samples(model_of(8, 0), {4, 1, 1}, in_order, zero_stage);
+    settings.spreads_experts = true;
+    settings.optimizer.lr.peak = 0;  // the routers stay even
+    World::Options options;
+    options.train = [](int) { return std::make_unique<RandomSamples>(1, 37, 8); };
+    options.prepare = [](ModelState& state) {
+      for (std::size_t i = 0; i < state.specs().size(); ++i) {
+        if (state.specs()[i].role != Role::router_weight) continue;
+        set_weights(state, i, std::vector<float>(8 * 48));  // experts 0 and 1, of rank 0
+      }
+    };
+    World world(settings, options);
+    const Outcome outcome = world.run();
+    REQUIRE(outcome.losses.size() == 5);
+    const std::vector<float>& all = outcome.gradients[spec_with(world.state(0), Role::up_weight)];
+    const auto busy = static_cast<std::ptrdiff_t>(all.size() / 4);
+    const auto is_zero = [](float x) { return x == 0; };
+    CHECK(std::none_of(all.begin(), all.begin() + busy, is_zero));
+    CHECK(std::all_of(all.begin() + busy, all.end(), is_zero));
+  }
+}
+
+TEST_CASE("validation on ranks with spread experts sees one rank's losses, whoever has how many") {
+  const auto run = [](Grid grid, int n_samples, int zero_stage) {
+    Settings settings = four_samples(model_of(4, 0.1f), grid, in_order, zero_stage);
+    settings.spreads_experts = grid.dp > 1;
+    settings.validation = {
+        .interval_steps = 2, .n_steps = 5, .n_samples = n_samples, .microbatch_samples = 2};
+    set_pipeline(settings, {.n_ranks = grid.pp});
+    World::Options options;
+    options.train = [](int) { return std::make_unique<RandomSamples>(11, 37, 8, 20); };
+    options.validation = options.train;
+    int n_asked = 0;
+    const int last = grid.n_ranks() - 1;
+    options.stop_requested = [n_asked, last](int rank) mutable {
+      return rank == last && ++n_asked == 4;
+    };
+    return World(settings, std::move(options)).run();
+  };
+  for (const int n_samples : {1, 5, 8}) {  // of 1 one rank has all; of 5 the last is half as large
+    const Outcome expected = run({1, 1, 1}, n_samples, 0);
+    for (const Grid& grid : {Grid{2, 1, 1}, {4, 1, 1}, {2, 2, 1}, {2, 1, 2}}) {
+      INFO(n_samples << " samples, dp " << grid.dp << ", pp " << grid.pp << ", tp " << grid.tp);
+      const Outcome outcome = run(grid, n_samples, n_samples == 5 ? 3 : 0);
+      REQUIRE(outcome.losses.size() == expected.losses.size());
+      REQUIRE(outcome.validations.size() == expected.validations.size());
+      for (std::size_t i = 0; i < expected.validations.size(); ++i) {
+        CHECK(outcome.validations[i].n_tokens == expected.validations[i].n_tokens);
+        CHECK(outcome.validations[i].loss == Approx(expected.validations[i].loss).epsilon(1e-5));
+      }
+    }
+  }
 }

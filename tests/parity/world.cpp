@@ -24,8 +24,7 @@ Loop::Options loop_options() {
 }
 
 /// What the rank owns of each of its parameters; what others own is left out.
-Weights owned_of(const ModelState& state,
-                 const std::function<MutView(const OwnedPiece&)>& view_of) {
+Weights owned_of(const ModelState& state, const std::function<View(const OwnedPiece&)>& view_of) {
   Weights tensors;
   for (const ParameterSpec& spec : state.specs()) {
     tensors.emplace_back(static_cast<std::size_t>(spec.n_elements()), not_owned);
@@ -131,15 +130,25 @@ double relative_distance(const Weights& a, const Weights& b) {
   return std::sqrt(apart / norm);
 }
 
-World::World(const Settings& settings, Options options)
+World::World(Settings settings, Options options)
     : options_(std::move(options)),
       loop_(loop_options()),
       grid_(settings.grid),
       is_sharded_(settings.zero_stage > 0),
+      spreads_experts_(settings.spreads_experts),
       network_(loop_, grid_.n_ranks(), options_.delivery_seed) {
+  if (!options_.resume.empty()) {
+    checkpoint_ = std::make_shared<const CheckpointReader>(options_.resume);
+  }
   for (int rank = 0; rank < grid_.n_ranks(); ++rank) {
+    TrainerInputs own = inputs(rank);
+    if (checkpoint_) {
+      checkpoint_->check_model(settings.model);
+      resume_from(checkpoint_, settings, own);
+      sources_[0]->restore(checkpoint_->manifest().run.data);
+    }
     trainers_.push_back(
-        std::make_unique<Trainer>(loop_, network_.rank(rank), settings, inputs(rank)));
+        std::make_unique<Trainer>(loop_, network_.rank(rank), settings, std::move(own)));
     options_.prepare(state(rank));
   }
 }
@@ -150,6 +159,7 @@ TrainerInputs World::inputs(int rank) {
   if (options_.validation) {
     inputs.validation = sources_.emplace_back(options_.validation(rank)).get();
   }
+  inputs.save_to = options_.save_to;
   inputs.stop_requested = [this, rank] { return options_.stop_requested(rank); };
   if (rank != 0) return inputs;
   inputs.step_done = Port<StepMetrics>([this](std::int64_t step, StepMetrics metrics) {
@@ -169,7 +179,7 @@ Outcome World::run() {
   loop_.run();
   outcome_.weights = whole(0, weights_of);
   outcome_.gradients = whole(0, gradients_of);
-  for (int dp = 1; dp < grid_.dp && !is_sharded_; ++dp) {
+  for (int dp = 1; dp < grid_.dp && !is_sharded_ && !spreads_experts_; ++dp) {
     const std::string apart = difference(whole(dp, weights_of), outcome_.weights);
     CHECK_CONTRACT(apart.empty(), "every data-parallel rank has the same weights: " + apart);
   }
@@ -181,15 +191,24 @@ Outcome World::run() {
   return outcome_;
 }
 
-Weights World::whole(int dp, Weights (*part_of)(const ModelState&)) {
+Weights World::whole_part(TensorPart part) {
+  return whole(0, [part](const ModelState& state) {
+    const PieceSource pieces = pieces_of(state);
+    return owned_of(state,
+                    [&pieces, part](const OwnedPiece& piece) { return pieces(part, piece); });
+  });
+}
+
+Weights World::whole(int dp, const std::function<Weights(const ModelState&)>& part_of) {
   Weights all;
   for (const ParameterSpec& spec : parameters(whole_model(state(0).config()))) {
     all.emplace_back(static_cast<std::size_t>(spec.n_elements()), not_owned);
   }
   for (const int stage : pipeline_group(grid_, rank_at(grid_, {dp, 0, 0}))) {
     for (const int first : tensor_group(grid_, stage)) {
-      const std::vector<int> owners =
-          is_sharded_ ? data_parallel_group(grid_, first) : std::vector<int>{first};
+      const std::vector<int> owners = is_sharded_ || spreads_experts_
+                                          ? data_parallel_group(grid_, first)
+                                          : std::vector<int>{first};
       for (const int rank : owners) add_part(state(rank), part_of(state(rank)), all);
     }
   }
@@ -219,7 +238,8 @@ void World::check_copies(const ModelState& state) const {
   const std::vector<ParameterUse> uses = parameter_uses(state.config());
   const Range layers = all_layers(state.config());
   Queue queue;
-  for (std::int64_t layer = layers.begin; layer < layers.end && grid_.tp == 1; ++layer) {
+  const bool is_whole = grid_.tp == 1 && !spreads_experts_;
+  for (std::int64_t layer = layers.begin; layer < layers.end && is_whole; ++layer) {
     const Values values = state.values(layer);
     for (const ParameterUse& use : uses) {
       const View value = use.layer == layer ? values[use.role] : View();

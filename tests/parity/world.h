@@ -5,8 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "src/checkpoint/reader.h"
 #include "src/comm/loopback/loopback.h"
 #include "src/data/sample_source.h"
+#include "src/train/resume.h"
 #include "src/train/trainer.h"
 
 namespace llm {
@@ -94,16 +96,22 @@ class World {
     std::function<void(ModelState&)> prepare = [](ModelState&) {};
     /// Called on rank 0 after each step, while the run goes on.
     std::function<void(std::int64_t step)> after_step = [](std::int64_t) {};
+    SaveTo save_to = {};
+    /// The run goes on from this checkpoint where it is set.
+    std::filesystem::path resume = {};
   };
-  World(const Settings& settings, Options options);
+  World(Settings settings, Options options);
   Outcome run();
   ModelState& state(int rank) { return trainers_[static_cast<std::size_t>(rank)]->state(); }
+  /// What all ranks own of one part of each parameter, in canonical order.
+  Weights whole_part(TensorPart part);
   const TransportCounts& counts(int rank) { return network_.rank(rank).counts(); }
 
  private:
   TrainerInputs inputs(int rank);
+  std::shared_ptr<const CheckpointReader> checkpoint_;
   /// Of all parameters in canonical order, from the ranks of one pipeline.
-  Weights whole(int dp, Weights (*part_of)(const ModelState&));
+  Weights whole(int dp, const std::function<Weights(const ModelState&)>& part_of);
   /// Puts what a rank has into the whole.
   void add_part(const ModelState& state, const Weights& own, Weights& all);
   /// Whether every copy of a weight is that weight, rounded.
@@ -114,6 +122,7 @@ class World {
   Loop loop_;
   Grid grid_;
   bool is_sharded_;
+  bool spreads_experts_;
   LoopbackNetwork network_;
   std::vector<std::unique_ptr<SampleSource>> sources_;
   std::vector<std::unique_ptr<Trainer>> trainers_;

@@ -1,5 +1,7 @@
 #include "schedules/buckets.h"
 
+#include "schedules/shards.h"
+
 #include <catch2/catch.hpp>
 #include <vector>
 
@@ -45,6 +47,25 @@ std::vector<Grid> grids() {
 }
 
 }  // namespace
+
+TEST_CASE("tensors that are a rank's own have buckets of their own, of which each rank has all") {
+  const std::vector<FlatTensor> tensors{{.n_elements = 40, .layer = 1, .is_own = true},
+                                        {.n_elements = 8, .layer = 1, .is_own = true},
+                                        {.n_elements = 40, .layer = 1},
+                                        {.n_elements = 24, .layer = 0, .is_own = true}};
+  const FlatLayout layout = flat_layout(tensors, 1000, 8);
+  REQUIRE(layout.buckets.size() == 3);
+  CHECK(layout.buckets[0].is_own);
+  CHECK(!layout.buckets[1].is_own);
+  CHECK(layout.buckets[2].is_own);
+  for (const int piece : {0, 1}) {
+    const Shard shard = shard_of(layout, 2, piece, 8);
+    CHECK(shard.flat[0] == layout.buckets[0].flat);
+    CHECK(shard.flat[1].size() < layout.buckets[1].flat.size());
+    CHECK(shard.flat[2] == layout.buckets[2].flat);
+    CHECK(shard.pieces[0].size() == 2);
+  }
+}
 
 TEST_CASE("bucket pieces cover every element of every tensor once, in order, from chunk bounds") {
   for (const Grid& grid : grids()) {

@@ -1,7 +1,9 @@
 #include "tensor/ops/dropout.h"
 
 #include "src/base/error.h"
+#include "src/base/range.h"
 #include "tensor/ops/dropout_kernels.h"
+#include "tensor/ops/elementwise.h"
 #include "tests/tensor/support.h"
 
 using namespace llm;
@@ -105,7 +107,7 @@ TEST_CASE("p = 0 only adds, in place too") {
 TEST_CASE("a part of the rows is dropped as in the whole, wherever it begins") {
   Queue queue;
   Tensor x({12, 5});
-  std::fill(x.begin(), x.end(), 1.0f);
+  fill(queue, 1, x);
   Tensor whole({12, 5});
   Dropout dropout{.p = 0.4f, .seed = 3, .first_sample = 7};
   dropout_forward(queue, dropout, 4, x, View(), whole);

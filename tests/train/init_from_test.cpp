@@ -81,6 +81,7 @@ TEST_CASE("every rank of every layout starts from a folder with the bits of what
           settings.zero_stage = zero_stage;
           settings.unit_min_parameters = 1;
           settings.grid.tp = grid.tp;
+          settings.spreads_experts = model.is_mixture() && grid.dp == 2;
           set_pipeline(settings, {.n_ranks = grid.pp});
           const InitialValues values = values_of_folder(folder.path(), settings.model, true).values;
           for (int rank = 0; rank < grid.n_ranks(); ++rank, ++n_ranks) {

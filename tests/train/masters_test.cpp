@@ -52,15 +52,15 @@ TEST_CASE("whole parameters come to rank 0 in any order and again, whoever owns 
     for (const MasterPieces& source : master_pieces(settings)) {
       if (source.rank == 0) continue;
       Rank& rank = ranks[static_cast<std::size_t>(source.rank)];
-      MasterServer& server =
-          servers.emplace_back(network.rank(source.rank), tag, source, rank.state);
+      MasterServer& server = servers.emplace_back(network.rank(source.rank), tag, source);
       rank.control.connect(channel, server.requests());
-      loop.spawn_background("server", server.run());
+      loop.spawn_background("server", server.run(pieces_of(rank.state)));
     }
     const std::int64_t before = storage_bytes_in_use();
     MasterFetcher fetcher(ranks[0].control, network.rank(0),
                           {.sources = master_pieces(settings), .tag = tag, .channel = channel},
-                          ranks[0].state);
+                          ranks[0].state.config());
+    fetcher.set_source(pieces_of(ranks[0].state));
     std::int64_t largest = 0;
     for (const ParameterSpec& spec : expected.specs()) {
       largest = std::max(largest, spec.n_elements());

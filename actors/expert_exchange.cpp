@@ -1,0 +1,136 @@
+#include "actors/expert_exchange.h"
+
+#include <algorithm>
+#include <deque>
+#include <string>
+
+#include "src/base/range.h"
+#include "src/rt/clock.h"
+#include "src/rt/event.h"
+#include "tensor/ops/elementwise.h"
+
+namespace llm {
+namespace {
+
+const WaitName wait_copied{"rows that stay"};
+
+/// Rows [begin, begin + n) of a matrix.
+template <typename V>
+V rows_of(const V& matrix, std::int64_t begin, std::int64_t n) {
+  const std::int64_t width = matrix.shape()[1];
+  return part(matrix, begin * width, {n * width});
+}
+
+}  // namespace
+
+ExpertExchange::ExpertExchange(Group& group, Queue& copies, int tag)
+    : group_(group),
+      loop_(group.transport.loop()),
+      copies_(copies),
+      tag_(tag),
+      computed_(loop_, WaitName("rows for experts", "stage"), 1 << 20) {}
+
+void ExpertExchange::share_begins(Queue& queue, View begins, MutView bounds) {
+  CHECK_CONTRACT(
+      bounds.shape()[0] == size() && begins.n_elements() == size() * (bounds.shape()[1] - 1) + 1,
+      "the members have equal parts of the experts");
+  enqueue(queue, {Kind::begins, begins, {}, begins, bounds});
+}
+
+void ExpertExchange::to_experts(Queue& queue, View begins, View bounds, View mine, MutView theirs) {
+  enqueue(queue, {Kind::to_experts, begins, bounds, mine, theirs});
+}
+
+void ExpertExchange::from_experts(Queue& queue, View begins, View bounds, View theirs,
+                                  MutView mine) {
+  enqueue(queue, {Kind::from_experts, begins, bounds, theirs, mine});
+}
+
+void ExpertExchange::enqueue(Queue& queue, const Call& call) {
+  const std::int64_t key = n_enqueued_++;
+  calls_.emplace(key, call);
+  queue.notify([this, key] { computed_.put(key, Ready{}); });
+  queue.wait([this, key] { return n_done_ > key; });
+}
+
+Task<> ExpertExchange::run() {
+  for (std::int64_t key = 0;; ++key) {
+    co_await computed_.take(key);
+    const Call call = calls_.at(key);
+    calls_.erase(key);
+    const std::int64_t begin_ns = now_ns();
+    co_await carry_out(call, key);
+    if (loop_.trace != nullptr) {
+      loop_.trace->slice(loop_.current()->id(), "rows", "rows of experts", key, begin_ns, now_ns());
+    }
+    n_done_ = key + 1;
+  }
+}
+
+ExpertExchange::Parts ExpertExchange::parts_of(const Call& call) const {
+  return call.kind == Kind::begins ? parts_of_begins(call) : parts_of_rows(call);
+}
+
+ExpertExchange::Parts ExpertExchange::parts_of_begins(const Call& call) const {
+  const std::int64_t width = call.into.shape()[1];
+  Parts parts;
+  for (std::int64_t member = 0; member < size(); ++member) {
+    parts.sends.push_back(part(call.begins, member * (width - 1), {width}));
+    parts.receives.push_back(rows_of(call.into, member, 1));
+  }
+  return parts;
+}
+
+ExpertExchange::Parts ExpertExchange::parts_of_rows(const Call& call) const {
+  const std::int64_t width = call.bounds.shape()[1];
+  const bool is_forth = call.kind == Kind::to_experts;
+  Parts parts;
+  std::int64_t first_theirs = 0;
+  for (std::int64_t member = 0; member < size(); ++member) {
+    const auto* const begin = call.begins.as<std::int32_t>() + member * (width - 1);
+    const auto* const bound = call.bounds.as<std::int32_t>() + member * width;
+    const Range mine{begin[0], begin[width - 1]};
+    const std::int64_t n_theirs = bound[width - 1] - bound[0];
+    if (is_forth) {
+      parts.sends.push_back(rows_of(call.from, mine.begin, mine.size()));
+      parts.receives.push_back(rows_of(call.into, first_theirs, n_theirs));
+    } else {
+      parts.sends.push_back(rows_of(call.from, first_theirs, n_theirs));
+      parts.receives.push_back(rows_of(call.into, mine.begin, mine.size()));
+    }
+    first_theirs += n_theirs;
+  }
+  return parts;
+}
+
+Task<> ExpertExchange::carry_out(Call call, std::int64_t key) {
+  const Parts parts = parts_of(call);
+  const MessageKind kind =
+      call.kind == Kind::begins ? MessageKind::expert_begins : MessageKind::expert_rows;
+  const Header header(kind, key, 0, 0);
+  std::deque<WaitName> names;  // deques: what is pointed at does not move
+  std::deque<Event> events;
+  for (int i = 1; i < size(); ++i) {
+    const int member = (group_.index + i) % size();
+    const auto m = static_cast<std::size_t>(member);
+    const int rank = group_.rank_of(member);
+    const std::string peer = "rank " + std::to_string(rank);
+    Event& received = events.emplace_back(loop_, names.emplace_back("rows for experts", peer), key);
+    group_.transport.receive(rank, tag_, header, parts.receives[m], received);
+    Event& sent = events.emplace_back(loop_, names.emplace_back("rows sent", peer), key);
+    group_.transport.send(rank, tag_, header, parts.sends[m], sent);
+  }
+  const auto own = static_cast<std::size_t>(group_.index);
+  if (call.kind == Kind::begins) {
+    std::copy_n(parts.sends[own].as<std::int32_t>(), parts.sends[own].n_elements(),
+                parts.receives[own].as<std::int32_t>());
+  } else {
+    Event copied(loop_, wait_copied, key);
+    copy(copies_, parts.sends[own], parts.receives[own]);
+    copies_.notify([&copied] { copied.set(); });
+    co_await copied;
+  }
+  for (Event& event : events) co_await event;
+}
+
+}  // namespace llm

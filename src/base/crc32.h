@@ -1,0 +1,20 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace llm {
+
+/// The CRC-32 of zlib, gzip and PNG (polynomial 0xEDB88320, reflected): every change of up to 32
+/// neighbouring bits gives another value. Python's zlib.crc32 computes the same.
+class Crc32 {
+ public:
+  void add(const void* bytes, std::size_t n);
+  std::uint32_t value() const { return ~state_; }
+
+ private:
+  std::uint32_t state_ = 0xFFFFFFFFu;
+};
+
+std::uint32_t crc32(const void* bytes, std::size_t n);
+
+}  // namespace llm
