@@ -55,8 +55,7 @@ void masked(Queue& queue, const char* name, const Dropout& dropout, std::int64_t
   const RowCut cut = cut_by_bytes(rows_per_sample, 24 * width);
   const Range given{dropout.first_row, dropout.first_row + n};
   const std::int64_t first_sample = given.begin / rows_per_sample;
-  const std::int64_t n_samples =
-      (given.end + rows_per_sample - 1) / rows_per_sample - first_sample;
+  const std::int64_t n_samples = (given.end + rows_per_sample - 1) / rows_per_sample - first_sample;
   queue.tiles(name, n_samples * cut.n_tiles(), [=](std::int64_t tile) {
     const std::int64_t sample = first_sample + tile / cut.n_tiles();
     const Range rows = cut.rows(tile % cut.n_tiles());

@@ -118,7 +118,8 @@ void add_positions(Queue& queue, View positions, std::int64_t seq_len, std::int6
   queue.tiles("add_positions", cut.n_tiles(), [=](std::int64_t tile) {
     const Range rows = cut.rows(tile);
     for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-      fast::add(Elements(positions) + (first_row + i) % seq_len * width, MutElements(y) + i * width, width);
+      fast::add(Elements(positions) + (first_row + i) % seq_len * width, MutElements(y) + i * width,
+                width);
     }
   });
 }

@@ -98,6 +98,36 @@ TEST_CASE("what is enqueued after a sum sees it, on every rank, whatever the ord
   }
 }
 
+TEST_CASE("rows are summed and gathered in pieces, uneven ones and of bf16 too") {
+  constexpr std::int64_t width = 3;
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    for (const int n_ranks : {2, 3, 4, 5}) {
+      for (const std::int64_t n : {5, 8, 11}) {
+        Ranks world(n_ranks, {.tag = 5,
+                              .max_elements = 11 * width,
+                              .row_width = width,
+                              .is_low = dtype != Dtype::f32});
+        std::deque<Storage> storages;
+        for (Ranks::Rank& rank : world.ranks) {
+          const MutView x = storages.emplace_back(4 * n * width).view(dtype, {n, width});
+          fill(rank.queue, static_cast<float>(rank.group.index + 1), x);
+          rank.sums.reduce_scatter_rows(rank.queue, x);
+          rank.sums.gather_rows(rank.queue, x);
+        }
+        world.run();
+        const auto sum = static_cast<float>(n_ranks * (n_ranks + 1) / 2);
+        for (const Storage& storage : storages) {
+          Queue queue;
+          std::vector<float> values(static_cast<std::size_t>(n * width));
+          convert(queue, storage.view(dtype, {n, width}), MutView(values.data(), {n, width}));
+          queue.finish();
+          CHECK(values == std::vector<float>(values.size(), sum));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("sums of bf16 are f32 and rounded once") {
   constexpr std::int64_t n = 20;
   Ranks world(4, {.tag = 5, .max_elements = n, .is_low = true});

@@ -71,6 +71,7 @@ Settings settings_of(std::map<std::string, std::string>& options, int n_ranks) {
                  .dp = n_ranks / std::stoi(options["pp"]) / std::stoi(options["tp"])};
   s.grid.dp = s.partition.dp;
   s.grid.tp = std::stoi(options["tp"]);
+  s.sequence_parallel = options["sequence"] == "1";
   s.model.compute = options["dtype"] == "bf16"  ? Dtype::bf16
                     : options["dtype"] == "f16" ? Dtype::f16
                                                 : Dtype::f32;
@@ -166,7 +167,7 @@ int main(int argc, char** argv) {
       {"steps", "8"},           {"warm", "2"},    {"threads", "1"}, {"dtype", "f32"},
       {"accumulation", "tree"}, {"trace", ""},    {"pp", "1"},      {"schedule", "1f1b"},
       {"recompute", "0"},       {"zero", "0"},    {"shared", "1"},  {"units", "1"},
-      {"ahead", "1"},           {"reshard", "1"}, {"tp", "1"}};
+      {"ahead", "1"},           {"reshard", "1"}, {"tp", "1"},      {"sequence", "0"}};
   for (int i = 1; i < argc; ++i) {
     const std::string text = argv[i];
     const std::size_t equal = text.find('=');

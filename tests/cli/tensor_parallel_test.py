@@ -39,9 +39,12 @@ class TensorParallel(program.ProgramTest):
             self.assertIn("sample:", done.out)
 
     def test_synchronous_sends_change_nothing(self):
-        self.train("plain", *FIELDS, *grid("tp"), ranks=2)
-        self.train("sync", *FIELDS, *grid("tp"), ranks=2, preload=SYNC_SEND)
-        self.check_same("sync", "plain")
+        for rows in ("false", "true"):
+            fields = [*FIELDS, *grid("tp"), f"distributed.sequence_parallel={rows}"]
+            self.train(f"plain-{rows}", *fields, ranks=2)
+            self.train(f"sync-{rows}", *fields, ranks=2, preload=SYNC_SEND)
+            self.check_same(f"sync-{rows}", f"plain-{rows}")
+        self.check_near("plain-true", "plain-false")
 
     def test_a_grid_of_all_three_has_the_bits_of_its_data_and_tensor_parallel_part(self):
         self.train("one", *FIELDS, "training.batch_size=8", "distributed.pp_n_microbatches=4")
@@ -52,6 +55,12 @@ class TensorParallel(program.ProgramTest):
         for schedule, zero in cases.items():
             self.train(schedule, *FIELDS, *grid("3d", pp_size=2, tp_size=2, pp_schedule=schedule), *zero, ranks=8, timeout=120)
             self.check_same(schedule, "flat")
+        rows = [*FIELDS, "distributed.sequence_parallel=true"]
+        self.train("rows", *rows, *grid("tp", tp_size=2), ranks=4)
+        self.check_near("rows", "flat")
+        self.train("rows-pp", *rows, *grid("3d", pp_size=2, tp_size=2, pp_schedule="zero_bubble"), *cases["zero_bubble"],
+                   ranks=8, timeout=120)
+        self.check_same("rows-pp", "rows")
 
     def test_experts_on_tensor_parallel_ranks_train_as_on_one(self):
         fields = [*FIELDS, "model.mlp_impl=moe", "model.num_experts=4", "model.top_k=2", "model.norm_impl=rms_norm",

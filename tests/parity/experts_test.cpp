@@ -71,10 +71,15 @@ TEST_CASE("P4: experts on tensor-parallel ranks are within 1e-5 of one rank") {
                           Case{biased_model(6, dropout), {3, 6}}}) {
       const Outcome expected = run_world(five_steps(c.model, 1, 1), 1, 20);
       for (const int tp : c.tp) {
-        INFO(c.model.n_experts << " experts, dropout " << dropout << ", tp " << tp);
-        const Outcome outcome = run_world(five_steps(c.model, 1, tp), 3, 20);
-        check_near(outcome, expected);
-        check_same_routers(outcome, expected);
+        for (const bool sequence : {false, true}) {
+          INFO(c.model.n_experts << " experts, dropout " << dropout << ", tp " << tp
+                                 << (sequence ? ", rows cut" : ""));
+          Settings settings = five_steps(c.model, 1, tp);
+          settings.sequence_parallel = sequence;
+          const Outcome outcome = run_world(settings, 3, 20);
+          check_near(outcome, expected);
+          check_same_routers(outcome, expected);
+        }
       }
     }
   }
