@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "src/base/error.h"
+#include "src/checkpoint/reader.h"
 #include "src/config/load.h"
 #include "src/data/bpe_tokenizer.h"
 #include "src/data/token_reader.h"
@@ -24,8 +25,13 @@ bool is_file(const fs::path& path) {
   return fs::is_regular_file(path, ignored);
 }
 
-bool has_weights(const fs::path& folder) {
+bool has_hf_weights(const fs::path& folder) {
   return is_file(folder / "model.safetensors") || is_file(folder / "model.safetensors.index.json");
+}
+
+/// Other tools' too, or a sharded checkpoint's parts, which its manifest names.
+bool has_weights(const fs::path& folder) {
+  return has_hf_weights(folder) || is_file(folder / "manifest.json");
 }
 
 /// The checkpoint of the last step in `folder`; empty where there is none. Names that end in .tmp
@@ -102,10 +108,9 @@ fs::path find_weights(const fs::path& folder) {
         folder.string()));
   }
   if (has_weights(checkpoint)) return checkpoint;
-  throw ConfigError(
-      fmt::format("{}: is a sharded checkpoint, without a model.safetensors; turn it "
-                  "into a folder of one with llm-checkpoint export, or train with "
-                  "checkpoint.state_dict_type: full",
+  throw FileError(
+      fmt::format("{}: has no model.safetensors and no manifest.json; it is no whole "
+                  "checkpoint: remove it, or name another folder",
                   checkpoint.string()));
 }
 
@@ -136,15 +141,27 @@ TextModel::TextModel(const Config& config) : pool_(config.n_threads), queue_(Dev
 }
 
 void TextModel::read_weights(const fs::path& weights) {
-  const HfWeights stored(weights, config());
   model_.emplace(config());
   const std::vector<ParameterSpec> specs = parameters(config());
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    stored.read(specs[i], {0, specs[i].n_elements()}, model_->parameter(i));
+  const auto read_each = [&](const auto& read) {
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      read(specs[i], Range{0, specs[i].n_elements()}, model_->parameter(i));
+    }
+    values_ = model_->values();
+  };
+  std::string kind = "a sharded checkpoint";
+  if (has_hf_weights(weights)) {
+    const HfWeights stored(weights, config());
+    read_each([&](const auto&... what) { stored.read(what...); });
+    kind = stored.summary();
+  } else {
+    const CheckpointReader stored(weights);
+    stored.check_model(config());
+    read_each([&](const ParameterSpec& spec, Range elements, MutView values) {
+      stored.read(spec, TensorPart::weight, elements, values);
+    });
   }
-  values_ = model_->values();
-  summary_ = fmt::format("{}: {} parameters, {}", weights.string(), n_parameters(config()),
-                         stored.summary());
+  summary_ = fmt::format("{}: {} parameters, {}", weights.string(), n_parameters(config()), kind);
 }
 
 const Tokenizer& TextModel::tokenizer() const {

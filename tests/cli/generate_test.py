@@ -67,6 +67,22 @@ class Generate(program.ProgramTest):
         step = "run/checkpoints/step-00000003"
         self.assertIn(f"{step}: ", self.generate("--model", step, "--prompt", "a").err)
 
+    def test_a_sharded_checkpoint_of_any_layout_is_read_as_it_is(self):
+        self.train("run", F32, "checkpoint.save_interval_steps=3", "checkpoint.state_dict_type=sharded",
+                   "distributed.parallel_strategy=tp", "distributed.zero_stage=1", "distributed.tp_size=2", ranks=4)
+        last = sorted((self.folder / "run/checkpoints").glob("step-*"))[-1]
+        self.assertFalse((last / "model.safetensors").exists())
+        text = ["--prompt", "the ", "--max-new-tokens", 12, "--temperature", 0]
+        done = self.generate("--model", "run/checkpoints", *text)
+        self.assertEqual(done.code, 0, done)
+        self.assertIn("a sharded checkpoint", done.err)
+        self.assertEqual(done.out, self.said("--model", last, *text))
+        self.assertEqual(done.out, self.said("--model", "run", *text), "the weights at the end of the run")
+        (last / "rank-00001.safetensors").unlink()
+        code, cause = self.refused("--model", last, *text)
+        self.assertEqual(code, 74)
+        self.assertIn("rank-00001.safetensors", cause)
+
     def test_a_model_that_hugging_face_does_not_have_is_read_by_the_runs_configuration(self):
         self.train("run", F32, "model.use_rope=false", "model.lm_head_bias=true")
         self.assertFalse((self.folder / "run/config.json").exists())
