@@ -141,9 +141,9 @@ TextModel::TextModel(const Config& config) : pool_(config.n_threads), queue_(Dev
 }
 
 void TextModel::read_weights(const fs::path& weights) {
-  model_.emplace(config());
   const std::vector<ParameterSpec> specs = parameters(config());
   const auto read_each = [&](const auto& read) {
+    model_.emplace(config());
     for (std::size_t i = 0; i < specs.size(); ++i) {
       read(specs[i], Range{0, specs[i].n_elements()}, model_->parameter(i));
     }

@@ -20,13 +20,12 @@
 namespace llm {
 
 /// The folder of weights that a name means: itself where it has a model.safetensors (or an index of
-/// shards); otherwise that of the last step among its checkpoints (step-NNNNNNNN, in it or in its
-/// folder checkpoints). Throws FileError naming what was looked for; ConfigError where that
-/// checkpoint is sharded.
+/// shards) or a checkpoint's manifest; otherwise that of the last step among its checkpoints (step-NNNNNNNN, in it or in its
+/// folder checkpoints). Throws FileError naming what was looked for.
 std::filesystem::path find_weights(const std::filesystem::path& folder);
 
 /// A model that writes text and measures it, in one process, f32: from a Hugging Face folder, from
-/// what a run has written, or from one of its full checkpoints.
+/// what a run has written, or from one of its checkpoints.
 class TextModel {
  public:
   struct Config {

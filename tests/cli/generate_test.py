@@ -78,10 +78,15 @@ class Generate(program.ProgramTest):
         self.assertIn("a sharded checkpoint", done.err)
         self.assertEqual(done.out, self.said("--model", last, *text))
         self.assertEqual(done.out, self.said("--model", "run", *text), "the weights at the end of the run")
+        held = ["--eval", self.text("held.txt", 1000)]
+        self.assertEqual(self.said("--model", last, *held), self.said("--model", "run", *held))
         (last / "rank-00001.safetensors").unlink()
         code, cause = self.refused("--model", last, *text)
         self.assertEqual(code, 74)
         self.assertIn("rank-00001.safetensors", cause)
+        (last / "manifest.json").unlink()
+        self.assertEqual(self.refused("--model", "run/checkpoints", *text), (74, f"error: run/checkpoints/{last.name}: has no "
+                         "model.safetensors and no manifest.json; it is no whole checkpoint: remove it, or name another folder"))
 
     def test_a_model_that_hugging_face_does_not_have_is_read_by_the_runs_configuration(self):
         self.train("run", F32, "model.use_rope=false", "model.lm_head_bias=true")
