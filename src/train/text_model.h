@@ -20,8 +20,9 @@
 namespace llm {
 
 /// The folder of weights that a name means: itself where it has a model.safetensors (or an index of
-/// shards) or a checkpoint's manifest; otherwise that of the last step among its checkpoints (step-NNNNNNNN, in it or in its
-/// folder checkpoints). Throws FileError naming what was looked for.
+/// shards) or a checkpoint's manifest; otherwise that of the last step among its checkpoints
+/// (step-NNNNNNNN, in it or in its folder checkpoints). Throws FileError naming what was looked
+/// for.
 std::filesystem::path find_weights(const std::filesystem::path& folder);
 
 /// A model that writes text and measures it, in one process, f32: from a Hugging Face folder, from
