@@ -5,7 +5,6 @@
 #include <string>
 
 #include "src/base/range.h"
-#include "src/rt/clock.h"
 #include "src/rt/event.h"
 #include "tensor/ops/elementwise.h"
 
@@ -24,11 +23,11 @@ V rows_of(const V& matrix, std::int64_t begin, std::int64_t n) {
 }  // namespace
 
 ExpertExchange::ExpertExchange(Group& group, Queue& copies, int tag)
-    : group_(group),
-      loop_(group.transport.loop()),
+    : QueuedCalls(group.transport.loop(), WaitName("rows for experts", "stage"), "rows",
+                  "rows of experts"),
+      group_(group),
       copies_(copies),
-      tag_(tag),
-      computed_(loop_, WaitName("rows for experts", "stage"), 1 << 20) {}
+      tag_(tag) {}
 
 void ExpertExchange::share_begins(Queue& queue, View begins, MutView bounds) {
   CHECK_CONTRACT(
@@ -47,24 +46,8 @@ void ExpertExchange::from_experts(Queue& queue, View begins, View bounds, View t
 }
 
 void ExpertExchange::enqueue(Queue& queue, const Call& call) {
-  const std::int64_t key = n_enqueued_++;
-  calls_.emplace(key, call);
-  queue.notify([this, key] { computed_.put(key, Ready{}); });
-  queue.wait([this, key] { return n_done_ > key; });
-}
-
-Task<> ExpertExchange::run() {
-  for (std::int64_t key = 0;; ++key) {
-    co_await computed_.take(key);
-    const Call call = calls_.at(key);
-    calls_.erase(key);
-    const std::int64_t begin_ns = now_ns();
-    co_await carry_out(call, key);
-    if (loop_.trace != nullptr) {
-      loop_.trace->slice(loop_.current()->id(), "rows", "rows of experts", key, begin_ns, now_ns());
-    }
-    n_done_ = key + 1;
-  }
+  calls_.emplace(n_enqueued(), call);
+  QueuedCalls::enqueue(queue);
 }
 
 ExpertExchange::Parts ExpertExchange::parts_of(const Call& call) const {
@@ -103,7 +86,8 @@ ExpertExchange::Parts ExpertExchange::parts_of_rows(const Call& call) const {
   return parts;
 }
 
-Task<> ExpertExchange::carry_out(Call call, std::int64_t key) {
+Task<> ExpertExchange::carry_out(std::int64_t key) {
+  const Call call = calls_.extract(key).mapped();
   const Parts parts = parts_of(call);
   const MessageKind kind =
       call.kind == Kind::begins ? MessageKind::expert_begins : MessageKind::expert_rows;

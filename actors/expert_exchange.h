@@ -3,21 +3,19 @@
 #include <map>
 #include <vector>
 
-#include "actors/messages.h"
+#include "actors/queued_calls.h"
 #include "src/comm/transport.h"
 #include "src/model/row_exchange.h"
-#include "src/rt/inbox.h"
 #include "src/rt/task.h"
 
 namespace llm {
 
-/// Carries out what ranks with different experts of a mixture send each other, one call after the
-/// other in the order in which they were enqueued, which is the same on every rank. The queue goes
-/// on when the rows are there. Every member sends every other one a message in each call, an empty
-/// one where no row goes that way, so that nobody waits for what does not come.
+/// Carries out what ranks with different experts of a mixture send each other. Every member sends
+/// every other one a message in each call, an empty one where no row goes that way, so that nobody
+/// waits for what does not come.
 ///
 ///   sends and receives  begins and rows   to and from the group's ranks
-class ExpertExchange : public RowExchange {
+class ExpertExchange : public RowExchange, public QueuedCalls {
  public:
   /// `copies` runs the copies of what stays on the rank.
   ExpertExchange(Group& group, Queue& copies, int tag);
@@ -27,8 +25,6 @@ class ExpertExchange : public RowExchange {
   void share_begins(Queue& queue, View begins, MutView bounds) override;
   void to_experts(Queue& queue, View begins, View bounds, View mine, MutView theirs) override;
   void from_experts(Queue& queue, View begins, View bounds, View theirs, MutView mine) override;
-  /// Never ends: runs in the background.
-  Task<> run();
 
  private:
   enum class Kind : std::uint8_t { begins, to_experts, from_experts };
@@ -45,19 +41,15 @@ class ExpertExchange : public RowExchange {
     std::vector<MutView> receives;
   };
   void enqueue(Queue& queue, const Call& call);
-  Task<> carry_out(Call call, std::int64_t key);
+  Task<> carry_out(std::int64_t key) override;
   Parts parts_of(const Call& call) const;
   Parts parts_of_begins(const Call& call) const;
   Parts parts_of_rows(const Call& call) const;
 
   Group& group_;
-  Loop& loop_;
   Queue& copies_;
   const int tag_;
-  Inbox<Ready> computed_;               // by call
-  std::map<std::int64_t, Call> calls_;  // enqueued and not done
-  std::int64_t n_enqueued_ = 0;
-  std::int64_t n_done_ = 0;
+  std::map<std::int64_t, Call> calls_;  // enqueued and not begun
 };
 
 }  // namespace llm

@@ -6,7 +6,6 @@
 #include "src/base/check.h"
 #include "src/comm/collective.h"
 #include "src/model/model_config.h"
-#include "src/rt/clock.h"
 #include "src/rt/event.h"
 #include "tensor/ops/elementwise.h"
 
@@ -65,12 +64,12 @@ std::int64_t tensor_sums_bytes(int size, int n_kv_sharers, const TensorSums::Pla
 }
 
 TensorSums::TensorSums(Group& group, Group& kv, Queue& reductions, Plan plan)
-    : group_(group),
+    : QueuedCalls(group.transport.loop(), WaitName("part of a sum", "stage"), "sum",
+                  "sum of a layer"),
+      group_(group),
       kv_(kv),
-      loop_(group.transport.loop()),
       reductions_(reductions),
       plan_(plan),
-      computed_(loop_, WaitName("part of a sum", "stage"), 1 << 20),
       receives_(receive_bytes(group.size(), kv.size(), plan)),
       sum_(sum_bytes(plan)) {}
 
@@ -97,27 +96,12 @@ void TensorSums::all_reduce_kv(Queue& queue, MutView x) {
 }
 
 void TensorSums::enqueue(Queue& queue, Kind kind, MutView x) {
-  const std::int64_t key = n_enqueued_++;
-  calls_.emplace(key, Call{kind, flat(x)});
-  queue.notify([this, key] { computed_.put(key, Ready{}); });
-  queue.wait([this, key] { return n_done_ > key; });
+  calls_.emplace(n_enqueued(), Call{kind, flat(x)});
+  QueuedCalls::enqueue(queue);
 }
 
-Task<> TensorSums::run() {
-  for (std::int64_t key = 0;; ++key) {
-    co_await computed_.take(key);
-    const Call call = calls_.at(key);
-    calls_.erase(key);
-    const std::int64_t begin_ns = now_ns();
-    co_await carry_out(call, key);
-    if (loop_.trace != nullptr) {
-      loop_.trace->slice(loop_.current()->id(), "sum", "sum of a layer", key, begin_ns, now_ns());
-    }
-    n_done_ = key + 1;
-  }
-}
-
-Task<> TensorSums::carry_out(Call call, std::int64_t key) {
+Task<> TensorSums::carry_out(std::int64_t key) {
+  const Call call = calls_.extract(key).mapped();
   const std::int64_t n = call.x.n_elements();
   switch (call.kind) {
     case Kind::gather:

@@ -4,23 +4,20 @@
 #include <tuple>
 #include <vector>
 
-#include "actors/messages.h"
+#include "actors/queued_calls.h"
 #include "schedules/collective.h"
 #include "src/comm/transport.h"
 #include "src/model/group_sums.h"
-#include "src/rt/inbox.h"
 #include "src/rt/task.h"
 #include "tensor/storage.h"
 
 namespace llm {
 
-/// Carries out what the layers of a tensor-parallel group do together, one call after the other in
-/// the order in which they were enqueued, which is the same on every rank. The queue goes on when
-/// the result is there.
+/// Carries out what the layers of a tensor-parallel group do together.
 ///
 ///   sends and receives  partial sums and statistics   to and from the group's ranks
 ///   holds               one call's receives, and its sum in f32 where x is not
-class TensorSums : public GroupSums {
+class TensorSums : public GroupSums, public QueuedCalls {
  public:
   struct Plan {
     int tag = 0;
@@ -39,8 +36,6 @@ class TensorSums : public GroupSums {
   void gather_rows(Queue& queue, MutView x) override;
   void all_gather(Queue& queue, MutView all) override;
   void all_reduce_kv(Queue& queue, MutView x) override;
-  /// Never ends: runs in the background.
-  Task<> run();
 
  private:
   enum class Kind : std::uint8_t { reduce, reduce_rows, gather_rows, gather, reduce_kv };
@@ -55,7 +50,7 @@ class TensorSums : public GroupSums {
     std::vector<GatherRound> gather;
   };
   void enqueue(Queue& queue, Kind kind, MutView x);
-  Task<> carry_out(Call call, std::int64_t key);
+  Task<> carry_out(std::int64_t key) override;
   /// The sum over all ranks, on each of them or each piece on its own; in f32 where x is not.
   Task<> reduce(Group& group, MutView x, Pieces pieces, std::int64_t key);
   Task<> gather(MutView all, const std::vector<std::int64_t>& cuts, std::int64_t key);
@@ -65,13 +60,9 @@ class TensorSums : public GroupSums {
 
   Group& group_;
   Group& kv_;
-  Loop& loop_;
   Queue& reductions_;
   const Plan plan_;
-  Inbox<Ready> computed_;               // by call
-  std::map<std::int64_t, Call> calls_;  // enqueued and not done
-  std::int64_t n_enqueued_ = 0;
-  std::int64_t n_done_ = 0;
+  std::map<std::int64_t, Call> calls_;  // enqueued and not begun
   std::map<std::tuple<int, Pieces, std::int64_t>, Reduction> reductions_of_;
   Storage receives_;
   Storage sum_;

@@ -20,12 +20,6 @@ def by(schedule):
 
 
 class Pipelines(program.ProgramTest):
-    def check_same(self, run, expected="one"):
-        self.assertEqual(self.losses(run), self.losses(expected), run)
-        self.assertEqual([line["loss"] for line in self.metrics(run, "validation")],
-                         [line["loss"] for line in self.metrics(expected, "validation")])
-        self.assertTrue(self.weights(run) == self.weights(expected), run)
-
     def test_every_schedule_on_two_three_and_four_ranks_has_one_ranks_bits(self):
         self.train("one", *DEEP)
         self.assertEqual(len(self.metrics("one", "validation")), 2)

@@ -113,6 +113,26 @@ class ProgramTest(unittest.TestCase):
     def weights(self, run_dir):
         return (self.folder / run_dir / "model.safetensors").read_bytes()
 
+    def check_near(self, run, expected):
+        """Losses and final weights within rounding."""
+        for kind in ("step", "validation"):
+            ours, theirs = ([line["loss"] for line in self.metrics(r, kind)] for r in (run, expected))
+            self.assertEqual(len(ours), len(theirs))
+            for a, b in zip(ours, theirs):
+                self.assertAlmostEqual(a, b, delta=1e-5 * b, msg=run)
+        ours, theirs = (read_safetensors(self.weights(r)) for r in (run, expected))
+        self.assertEqual({name: shape for name, (shape, _) in ours.items()}, {name: shape for name, (shape, _) in theirs.items()})
+        for name, (_, values) in theirs.items():
+            apart = sum((a - b) ** 2 for a, b in zip(ours[name][1], values)) ** 0.5
+            self.assertLess(apart, 1e-3 * max(1, sum(b * b for b in values) ** 0.5), name)
+
+    def check_same(self, run, expected="one"):
+        """The same bits of losses and final weights."""
+        for kind in ("step", "validation"):
+            ours, theirs = ([line["loss"] for line in self.metrics(r, kind)] for r in (run, expected))
+            self.assertEqual(ours, theirs, run)
+        self.assertTrue(self.weights(run) == self.weights(expected), run)
+
 
 def read_safetensors(data):
     """{name: (shape, values)} of float32 tensors, by the format's description; everything is held against it."""
