@@ -114,8 +114,7 @@ Stage::Stage(Transport& transport, Queue& queue, Plan plan, StageCompute& comput
       own_ring_(loop_, buffers(plan_, n_own_buffers(plan_))),
       activation_sent_(loop_, WaitName("activation sent", "the next stage"), 1 << 20),
       embedding_added_(loop_, WaitName("embedding gradient", "the first stage"), 1 << 20),
-      embedding_gradients_(loop_, WaitName("embedding gradient", "the first stage")),
-      embedding_microbatches_(loop_, WaitName("microbatch", "stage"), 1 << 20) {
+      embedding_gradients_(loop_, WaitName("embedding gradient", "the first stage")) {
   for (int c = 0; c < plan_.pipeline.n_chunks; ++c) {
     chunks_.emplace_back(loop_, plan_.pipeline.stage_of({plan_.rank, c}));
     make_boundaries(c);
@@ -183,9 +182,6 @@ void Stage::spawn() {
   }
   if (embedding_receiver_) {
     loop_.spawn_background("embedding_gradient_receiver", embedding_receiver_->run());
-    if (!plan_.tp.cuts_rows) {
-      loop_.spawn_background("embedding_gradient", add_embedding_gradients());
-    }
   }
 }
 
@@ -335,9 +331,6 @@ Task<> Stage::backward(At at, Action::Kind kind) {
   } else {
     co_await compute_.backward_input(at, microbatch, gradient.tensor, loss);
   }
-  if (is_last(chunk(at.chunk).stage) && embedding_receiver_) {
-    embedding_microbatches_.put(key(at), microbatch);
-  }
   co_await computed(is_whole ? "B" : "I", at.m, begin_ns);
   router_losses_.balance += loss.router.balance;
   router_losses_.z += loss.router.z;
@@ -381,31 +374,17 @@ Task<> Stage::finish(At at) {
   inputs_.erase(input);
 }
 
-Task<> Stage::add_embedding_gradients() {
-  for (std::int64_t k = plan_.first_step * plan_.n_microbatches();; ++k) {
-    co_await add_embedding_gradient(k);
-    embedding_added_.put(k, Ready{});
+Task<> Stage::embedding_added(std::int64_t k) {
+  if (!embedding_receiver_) {
+    co_await embedding_added_.take(k);
+    co_return;
   }
-}
-
-Task<> Stage::add_embedding_gradient(std::int64_t k) {
   const std::int64_t a = plan_.n_microbatches();
   const Leased gradient = co_await embedding_gradients_.take(k);
-  const Microbatch microbatch = co_await embedding_microbatches_.take(k);
   const int last = plan_.pipeline.n_stages() - 1;
   const At at{k / a, static_cast<int>(k % a), plan_.pipeline.place_of(last).chunk};
-  const std::int64_t begin_ns = now_ns();
-  compute_.embedding_backward(at, microbatch, gradient.tensor);
-  co_await computed("E", at.m, begin_ns);
-  gradient.lease.give_back();
-}
-
-Task<> Stage::embedding_added(std::int64_t k) {
-  if (embedding_receiver_ && plan_.tp.cuts_rows) {
-    co_await add_embedding_gradient(k);
-  } else {
-    co_await embedding_added_.take(k);
-  }
+  compute_.embedding_backward(at, held_.at(at.m), gradient.tensor);
+  queue_.notify([lease = gradient.lease] { lease.give_back(); });
 }
 
 }  // namespace llm

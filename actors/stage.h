@@ -111,10 +111,9 @@ class Stage {
   Task<Leased> gradient_for(At at);
   Task<Leased> validation_for(int chunk, std::int64_t key, std::int64_t n_rows);
   void pass_gradient_on(At at, Leased gradient);
-  /// As they arrive; or each one where the stage waits for it, if its rows come from the ranks of a
-  /// tensor-parallel group, which then gather them at the same place in their order.
-  Task<> add_embedding_gradients();
-  Task<> add_embedding_gradient(std::int64_t k);
+  /// The gradient that the first stage has sent joins a tied embedding's here and not when it
+  /// arrives, so that what the ranks of a tensor-parallel group do for it has one place in the
+  /// order of all that they do together.
   Task<> embedding_added(std::int64_t k);
   Task<> validate(std::int64_t step, std::int64_t round);
   Task<> validate_one(std::int64_t step, std::int64_t round, int chunk, std::int64_t i);
@@ -153,7 +152,6 @@ class Stage {
   std::unique_ptr<TensorSender> embedding_sender_;      // on the first stage's rank
   std::unique_ptr<TensorReceiver> embedding_receiver_;  // on the last stage's
   Inbox<Leased> embedding_gradients_;
-  Inbox<Microbatch> embedding_microbatches_;
   std::int64_t n_expected_ = 0;
   std::map<int, Microbatch> held_;  // of this step
   std::map<std::int64_t, Microbatch> held_validation_;

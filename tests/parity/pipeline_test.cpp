@@ -104,6 +104,16 @@ TEST_CASE("P2: pipelines of a Llama with grouped queries have the bits of one ra
   }
 }
 
+TEST_CASE("P2: pipelines of tensor-parallel ranks that cut rows have the bits of one stage") {
+  for (const int n : {1, 5}) {
+    Settings settings = flushes_of(deep(parity_gpt2(0.1f), true), 1, n, 1);
+    settings.grid.tp = 2;
+    settings.sequence_parallel = true;
+    INFO(n << " microbatches");
+    check_every_pipeline(in_pipeline(settings, {}));
+  }
+}
+
 TEST_CASE("P2: pipelines of a mixture of experts have the bits of one rank, recomputed or not") {
   for (const bool tied : {true, false}) {
     Settings one = flushes_of(deep(parity_mixtral(0.1f), tied), 1, 4, 1);
