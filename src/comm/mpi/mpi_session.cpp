@@ -2,6 +2,7 @@
 
 #include <mpi.h>
 #include <sched.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -41,6 +42,10 @@ constexpr unsigned echo_ms = 1000;
 constexpr unsigned tables_ms = 500;
 // Who is not the first waits for the first one's MPI_Abort; after that it ends the job itself.
 constexpr unsigned second_ms = 3000;
+
+// MPI_Abort asks the launcher, which may be behind a link that is down.
+constexpr unsigned abort_seconds = 2;
+volatile sig_atomic_t abort_code = static_cast<int>(ExitCode::internal);
 
 void pause_ms(unsigned n) {
   usleep(n * 1000);
@@ -122,8 +127,10 @@ MpiSession::MpiSession() {
   CHECK_MPI(MPI_Allgather(&self, 1, MPI_INT, processes.data(), 1, MPI_INT, node), no_peer);
   std::vector<int> ranks(processes.size());
   CHECK_MPI(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, node), no_peer);
-  on_this_node_.resize(static_cast<std::size_t>(n_ranks_));
-  for (const int rank : ranks) on_this_node_[static_cast<std::size_t>(rank)] = true;
+  processes_.resize(static_cast<std::size_t>(n_ranks_));
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    processes_[static_cast<std::size_t>(ranks[i])] = processes[i];
+  }
   set_node_processes(std::move(processes));
   CHECK_MPI(MPI_Comm_free(&node), no_peer);
   std::atexit(abort_at_exit);
@@ -203,8 +210,31 @@ void MpiSession::finish() {
 void MpiSession::abort(int code) const {
   CHECK_CONTRACT(code > 0 && code < 256, "mpirun takes other codes for success");
   std::fflush(nullptr);
+  abort_code = code;
+  signal(SIGALRM, [](int) { _exit(abort_code); });
+  alarm(abort_seconds);
   MPI_Abort(MPI_COMM_WORLD, code);
   _exit(code);
+}
+
+std::string MpiSession::process_state(int rank) const {
+  const int process = processes_[static_cast<std::size_t>(rank)];
+  return process == 0 ? "" : llm::process_state(process);
+}
+
+void MpiSession::end_stalled(const std::string& message) const {
+  constexpr int code = static_cast<int>(ExitCode::internal);
+  if (claim_cause_line()) {
+    print_cause_line(rank_, message);
+    if (n_ranks_ > 1) pause_ms(tables_ms);
+  } else {
+    std::fputs(fmt::format("rank {}: {}\n", rank_, message).c_str(), stderr);
+    std::fflush(nullptr);
+    pause_ms(second_ms);
+  }
+  // MPI's calls but for MPI_Abort belong to the first thread.
+  if (getpid() == gettid()) leave(code);
+  abort(code);
 }
 
 void MpiSession::leave(int code) const {

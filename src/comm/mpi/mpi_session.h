@@ -30,7 +30,9 @@ class MpiSession {
   int n_ranks() const { return n_ranks_; }
   int local_rank() const { return local_rank_; }          ///< place on this node
   int ranks_per_node() const { return ranks_per_node_; }  ///< on this node
-  bool is_on_this_node(int rank) const { return on_this_node_[static_cast<std::size_t>(rank)]; }
+  bool is_on_this_node(int rank) const { return processes_[static_cast<std::size_t>(rank)] != 0; }
+  /// "stopped" by a signal, "ended", or "" for any other process and for a rank of another node.
+  std::string process_state(int rank) const;
 
   /// Every rank returns rank 0's text.
   std::string broadcast(std::string text) const;
@@ -42,19 +44,23 @@ class MpiSession {
 
   /// Success only, on every rank: waits for all and shuts MPI down.
   void finish();
-  /// Ends every rank with `code` (1 .. 255). Callable from any thread.
+  /// Ends every rank with `code` (1 .. 255), this one in any case. Callable from any thread.
   [[noreturn]] void abort(int code) const;
   /// abort() on this session's thread. A process that nobody launched has no peers to take along or
   /// to wait for: it leaves nothing behind and adds none of MPI's own text.
   [[noreturn]] void leave(int code) const;
+  /// Ends every rank of a run that stands still: the cause line from one rank a node, after the
+  /// others had the time to tell what they wait for. Callable from any thread; returns to nobody,
+  /// so that nothing is waited for on the way out.
+  [[noreturn]] void end_stalled(const std::string& message) const;
 
  private:
   int rank_ = 0;
   int n_ranks_ = 1;
   int local_rank_ = 0;
   int ranks_per_node_ = 1;
-  std::vector<bool> on_this_node_;  // by rank
-  bool launched_ = false;           // by mpirun or srun
+  std::vector<int> processes_;  // by rank; 0: on another node
+  bool launched_ = false;       // by mpirun or srun
 };
 
 /// Main's body on every rank. Returns what `body` returns, after finish(). An exception prints one
