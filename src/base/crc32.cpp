@@ -10,11 +10,11 @@ constexpr std::size_t n_tables = 16;
 using Tables = std::array<std::array<std::uint32_t, 256>, n_tables>;
 
 /// tables[k][b]: what byte b changes in the state k bytes later.
-constexpr Tables make_tables() {
+constexpr Tables make_tables(std::uint32_t polynomial) {
   Tables tables{};
   for (std::uint32_t b = 0; b < 256; ++b) {
     std::uint32_t state = b;
-    for (int bit = 0; bit < 8; ++bit) state = state >> 1 ^ (state & 1 ? 0xEDB88320u : 0);
+    for (int bit = 0; bit < 8; ++bit) state = state >> 1 ^ (state & 1 ? polynomial : 0);
     tables[0][b] = state;
   }
   for (std::size_t k = 1; k < n_tables; ++k) {
@@ -26,13 +26,11 @@ constexpr Tables make_tables() {
   return tables;
 }
 
-constexpr Tables tables = make_tables();
+constexpr Tables zlib_tables = make_tables(0xEDB88320u);
+constexpr Tables castagnoli_tables = make_tables(0x82F63B78u);
 
-}  // namespace
-
-void Crc32::add(const void* bytes, std::size_t n) {
+std::uint32_t advance(const Tables& tables, std::uint32_t state, const void* bytes, std::size_t n) {
   const auto* next = static_cast<const unsigned char*>(bytes);
-  std::uint32_t state = state_;
   // Sixteen bytes a turn: their sixteen look-ups do not wait for each other.
   for (; n >= n_tables; n -= n_tables, next += n_tables) {
     std::uint32_t sum = 0;
@@ -43,13 +41,23 @@ void Crc32::add(const void* bytes, std::size_t n) {
     state = sum;
   }
   for (; n > 0; --n) state = state >> 8 ^ tables[0][(state ^ *next++) & 0xFF];
-  state_ = state;
+  return state;
+}
+
+}  // namespace
+
+void Crc32::add(const void* bytes, std::size_t n) {
+  state_ = advance(zlib_tables, state_, bytes, n);
 }
 
 std::uint32_t crc32(const void* bytes, std::size_t n) {
   Crc32 sum;
   sum.add(bytes, n);
   return sum.value();
+}
+
+std::uint32_t crc32c(const void* bytes, std::size_t n) {
+  return ~advance(castagnoli_tables, 0xFFFFFFFFu, bytes, n);
 }
 
 }  // namespace llm

@@ -16,5 +16,7 @@ class Crc32 {
 };
 
 std::uint32_t crc32(const void* bytes, std::size_t n);
+/// Castagnoli's (polynomial 0x82F63B78, reflected), as iSCSI and TensorFlow's records have it.
+std::uint32_t crc32c(const void* bytes, std::size_t n);
 
 }  // namespace llm

@@ -98,8 +98,8 @@ std::vector<Field> logging_fields() {
       .of({"auto", "line", "bar", "off"});
   rows.add("log_interval", &L::log_interval, "Optimizer steps between two progress lines.")
       .in(between(1, count_max));
-  rows.add("tensorboard", &L::tensorboard, "Write TensorBoard event files too.")
-      .later({}, "write tensorboard: false; metrics.jsonl in logging.run_dir holds every number");
+  rows.add("tensorboard", &L::tensorboard,
+           "Write the numbers of metrics.jsonl as a TensorBoard event file beside it too.");
   rows.guide("log_level", Kind::text, "Verbosity of the guide's logger.")
       .note("logging.progress decides what is printed");
   rows.guide("log_dir", Kind::text, "Folder of the guide's logs.")

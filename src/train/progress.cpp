@@ -31,6 +31,22 @@ std::string duration(double seconds) {
                   : fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
 }
 
+/// What of a line of metrics.jsonl is a number, as "step/loss"; a norm that is not finite too.
+std::vector<EventFile::Scalar> scalars_of(const nlohmann::ordered_json& json) {
+  std::vector<EventFile::Scalar> scalars;
+  for (const auto& [name, value] : json.items()) {
+    if (name == "kind" || name == "step" || name == "path") continue;
+    double number = 0;
+    if (value.is_boolean()) {
+      number = value.get<bool>() ? 1 : 0;
+    } else {
+      number = value.is_string() ? std::stod(value.get<std::string>()) : value.get<double>();
+    }
+    scalars.push_back({json.at("kind").get<std::string>() + "/" + name, number});
+  }
+  return scalars;
+}
+
 }  // namespace
 
 ProgressStyle progress_style(std::string_view configured) {
@@ -49,6 +65,10 @@ Progress::Progress(const Settings& settings, Options options, std::string path)
   if (file_ == nullptr) {
     throw FileError(fmt::format("cannot write {}: {}", path_, std::strerror(errno)));
   }
+  if (options_.tensorboard) {
+    events_ = std::make_unique<EventFile>(std::filesystem::path(path_).parent_path(),
+                                          settings.first_step + 1);
+  }
 }
 
 Progress::~Progress() {
@@ -56,10 +76,11 @@ Progress::~Progress() {
   std::fclose(file_);
 }
 
-void Progress::record(const std::string& json) {
-  if (std::fputs((json + "\n").c_str(), file_) < 0 || std::fflush(file_) != 0) {
+void Progress::record(const nlohmann::ordered_json& json) {
+  if (std::fputs((json.dump() + "\n").c_str(), file_) < 0 || std::fflush(file_) != 0) {
     throw FileError(fmt::format("cannot write {}: {}", path_, std::strerror(errno)));
   }
+  if (events_) events_->add(json.at("step").get<std::int64_t>(), scalars_of(json));
 }
 
 void Progress::clear_bar() {
@@ -112,7 +133,7 @@ void Progress::step_done(const StepMetrics& metrics) {
   json["seconds"] = metrics.seconds;
   json["tokens_per_second"] = step_tokens / metrics.seconds;
   json["gflops"] = step_tokens / metrics.seconds * options_.flops_per_token * 1e-9;
-  record(json.dump());
+  record(json);
 
   if (first_step_ns_ == 0) {
     first_step_ns_ = now_ns();
@@ -160,7 +181,7 @@ void Progress::validation_done(const ValidationMetrics& metrics) {
   json["loss"] = metrics.loss;
   json["n_tokens"] = metrics.n_tokens;
   json["seconds"] = metrics.seconds;
-  record(json.dump());
+  record(json);
   if (options_.style == ProgressStyle::off) return;
   say(fmt::format("step {}/{}  validation loss {:.4f}  perplexity {:.2f}  {} tokens in {:.1f} s",
                   metrics.step + 1, settings_.n_steps, metrics.loss, std::exp(metrics.loss),
@@ -175,7 +196,7 @@ void Progress::saved(const SavedCheckpoint& checkpoint) {
   json["bytes"] = checkpoint.n_bytes;
   json["blocked_seconds"] = checkpoint.blocked_seconds;
   json["seconds"] = checkpoint.seconds;
-  record(json.dump());
+  record(json);
   if (options_.style == ProgressStyle::off) return;
   say(fmt::format("saved step {}: {}, {:.1f} MB in {:.2f} s, training waited {:.3f} s",
                   checkpoint.step, checkpoint.path, static_cast<double>(checkpoint.n_bytes) * 1e-6,

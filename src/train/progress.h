@@ -4,8 +4,12 @@
 #include <string>
 #include <string_view>
 
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+
 #include "actors/metrics.h"
 #include "src/train/checkpoint_writer.h"
+#include "src/train/event_file.h"
 #include "src/train/settings.h"
 
 namespace llm {
@@ -18,7 +22,7 @@ enum class ProgressStyle : std::uint8_t { line, bar, off };
 ProgressStyle progress_style(std::string_view configured);
 
 /// Rank 0's voice: the progress line or bar on standard output, and run_dir/metrics.jsonl with one
-/// line for each step and validation.
+/// line for each step and validation, with a TensorBoard event file beside it where that is asked.
 class Progress {
  public:
   struct Options {
@@ -28,6 +32,7 @@ class Progress {
     double peak_flops = 0;  ///< of all ranks together, measured; 0: not known
     std::int64_t seq_len = 1;
     std::int64_t process_begin_ns = 0;
+    bool tensorboard = false;  ///< the same numbers as an event file in the folder of metrics.jsonl
   };
   /// `path`: of metrics.jsonl. Throws FileError when it cannot be written, or is there.
   Progress(const Settings& settings, Options options, std::string path);
@@ -43,7 +48,7 @@ class Progress {
   double last_loss() const { return last_loss_; }
 
  private:
-  void record(const std::string& json);
+  void record(const nlohmann::ordered_json& json);
   std::string line_of(const StepMetrics& metrics, double tokens_per_second) const;
   void clear_bar();
 
@@ -51,6 +56,7 @@ class Progress {
   const Options options_;
   std::string path_;
   std::FILE* file_ = nullptr;
+  std::unique_ptr<EventFile> events_;  // where options_.tensorboard
   std::int64_t first_step_ns_ = 0;
   std::int64_t window_begin_step_ = 0;
   double window_seconds_ = 0;

@@ -346,7 +346,8 @@ class Run {
                           start_.settings.threads_per_rank,
             .seq_len = start_.settings.seq_len,
             .process_begin_ns =
-                request_.process_begin.time_since_epoch() / std::chrono::nanoseconds(1)},
+                request_.process_begin.time_since_epoch() / std::chrono::nanoseconds(1),
+            .tensorboard = logging.tensorboard},
         fmt::format("{}/metrics{}.jsonl", start_.run_dir, start_.suffix));
   }
 

@@ -402,9 +402,6 @@ TEST_CASE("what this version does not do is refused with what to write") {
       {"distributed: {sequence_parallel: true}",
        "c.yaml:1:34: distributed.sequence_parallel: true contradicts parallel_strategy ddp, whose "
        "ranks share no layer; write parallel_strategy: tp, or sequence_parallel: false"},
-      {"logging: {tensorboard: true}",
-       "c.yaml:1:24: logging.tensorboard: true is not in this version; write tensorboard: false; "
-       "metrics.jsonl in logging.run_dir holds every number"},
   });
 }
 
