@@ -1,10 +1,9 @@
 #pragma once
-#include <condition_variable>
+#include <cstdint>
 #include <functional>
-#include <mutex>
-#include <thread>
 
 #include "src/rt/loop.h"
+#include "src/rt/ticker.h"
 
 namespace llm {
 
@@ -18,20 +17,20 @@ class Watchdog {
   /// counted.
   Watchdog(const Loop& loop, double seconds, std::function<void(double seconds)> on_stuck);
   /// Waits for an `on_stuck` that is under way.
-  ~Watchdog();
+  ~Watchdog() = default;
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
  private:
-  void run();
+  void look();
 
   const Loop& loop_;
   const double seconds_;
+  const double interval_seconds_;
   const std::function<void(double)> on_stuck_;
-  std::mutex mutex_;
-  std::condition_variable ends_;
-  bool is_ended_ = false;
-  std::thread thread_;  // last: it uses what stands above
+  std::uint64_t n_turns_;
+  double stuck_seconds_ = 0;
+  Ticker ticker_;  // last: it uses what stands above
 };
 
 /// Runs `work` on a thread of its own and waits for its end, but no longer than `seconds`; the work
