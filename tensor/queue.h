@@ -1,4 +1,5 @@
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -61,6 +62,8 @@ class Queue {
   /// first of all, and what follows it up to the next wait. Whether there is a next. `other` stays
   /// where it is until they have run.
   bool take_to_wait(Queue& other);
+  /// The op that runs or ran last, nullptr before the first. Callable from any thread.
+  const char* current_op() const { return current_op_.load(std::memory_order_relaxed); }
   void observe(Observer observer) { observer_ = std::move(observer); }
 
  private:
@@ -79,6 +82,7 @@ class Queue {
   const char* name_;
   std::deque<Op> ops_;
   Observer observer_;
+  std::atomic<const char*> current_op_{nullptr};
   // Of the op at the head, where the pool shares it.
   bool is_shared_ = false;
   std::int64_t shared_begin_ns_ = 0;
