@@ -9,6 +9,12 @@
 #include "src/rt/clock.h"
 
 namespace llm {
+namespace {
+
+// Of no tensor message: control messages have a stream of their own.
+constexpr int control_tag = Transport::n_tags;
+
+}  // namespace
 
 std::string name_of(MessageKind kind) {
   switch (kind) {
@@ -91,13 +97,22 @@ void Transport::send_control(int peer, ControlHeader header, std::span<const std
   CHECK_CONTRACT(payload.size() <= max_control_bytes, "a control message is small");
   header.n_bytes = static_cast<std::int32_t>(payload.size());
   ++counts_.control_sent;
+  if (loop_.trace != nullptr) {
+    const std::uint64_t id = flow_id(rank(), peer, control_tag, control_sent_to_[peer]++);
+    if (loop_.current() != nullptr) {
+      loop_.trace->flow_begin(loop_.current()->id(), id, now_ns(), true);
+    }
+  }
   do_send_control(peer, header, payload);
 }
 
 void Transport::deliver_control(int peer, const ControlHeader& header,
                                 std::span<const std::byte> payload) {
   CHECK_CONTRACT(control_ != nullptr, "control messages have a handler");
+  if (loop_.trace == nullptr) return control_(peer, header, payload);
+  loop_.trace->set_arriving(flow_id(peer, rank(), control_tag, control_received_from_[peer]++));
   control_(peer, header, payload);
+  loop_.trace->set_arriving(0);
 }
 
 Group::Group(Transport& transport_, std::vector<int> ranks_)

@@ -77,6 +77,8 @@ class Transport : public Poller {
   TransportCounts counts_;
   std::map<std::pair<int, int>, std::int64_t> sent_on_;  // messages by (peer, tag), for traces
   std::map<std::pair<int, int>, std::int64_t> received_on_;
+  std::map<int, std::int64_t> control_sent_to_;  // by peer, likewise
+  std::map<int, std::int64_t> control_received_from_;
 };
 
 /// Ranks that do a collective together; `index` is this rank's place in `ranks`.

@@ -115,6 +115,7 @@ class Loop {
   bool run_foreign();
   void poll_io();
   void resume(Ready next);
+  void trace_run(const Actor& actor, std::int64_t begin_ns) const;
   void idle();
 
   Options options_;

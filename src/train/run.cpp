@@ -30,6 +30,7 @@
 #include "src/train/resume.h"
 #include "src/train/run_dir.h"
 #include "src/train/settings_from_config.h"
+#include "src/train/trace_run.h"
 #include "src/train/trainer.h"
 #include "src/train/unit_report.h"
 #include "src/train/whole_model.h"
@@ -267,7 +268,8 @@ class Run {
                .warn = {}});
     std::optional<Trace> trace;
     if (!request_.trace_dir.empty()) {
-      loop.trace = &trace.emplace(session_.rank(), session_.align_clocks().origin_ns);
+      loop.trace =
+          &trace.emplace(begin_trace(session_, trace_facts(start_.settings, start_.run_dir)));
     }
     MpiTransport transport(session_, loop);
     const StopSignals signals(loop);
@@ -282,7 +284,7 @@ class Run {
                                                    storage_bytes_in_use()));
     }
     Trainer& trainer = *made;
-    if (trace) trace->write(fmt::format("{}/rank-{}.json", request_.trace_dir, session_.rank()));
+    if (trace) end_trace(session_, *trace, request_.trace_dir);
     return finish(loop, trainer);
   }
 
