@@ -124,7 +124,7 @@ CommandLine parse(int argc, char** argv) {
   }
   line.has_prompt = app.count("--prompt") > 0;
   line.has_instruction = app.count("--instruction") > 0;
-  if (line.model.n_threads == 0) line.model.n_threads = llm::n_bound_cores();
+  if (line.model.n_threads == 0) line.model.n_threads = static_cast<int>(llm::bound_cores().size());
   return line;
 }
 

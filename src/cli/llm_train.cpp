@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 #include "src/base/error.h"
+#include "src/comm/mpi/launch.h"
 #include "src/config/explain.h"
 #include "src/train/run.h"
 
@@ -54,6 +55,13 @@ bool speaks() {
   if (!speaks()) sleep(5);
   fmt::print(stderr, "error: {}\n", message);
   std::exit(static_cast<int>(code));
+}
+
+/// What all of them are sure to find, one alone says.
+[[noreturn]] void leave(const llm::LaunchError& error) {
+  if (speaks()) leave(error.code(), error.what());
+  sleep(1);
+  std::exit(static_cast<int>(error.code()));
 }
 
 CommandLine parse(int argc, char** argv) {
@@ -132,6 +140,8 @@ int main(int argc, char** argv) {
     if (line.explains || line.plan) return without_ranks(line);
     llm::MpiSession session;
     return llm::run_and_report(session, [&] { return llm::run_training(session, line.request); });
+  } catch (const llm::LaunchError& error) {
+    leave(error);
   } catch (const llm::Error& error) {
     leave(error.code(), error.what());
   } catch (const std::exception& error) {

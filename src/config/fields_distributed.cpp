@@ -8,7 +8,8 @@ void launch_fields(Rows<DistributedConfig>& rows) {
   const std::string no_master = "MPI needs neither master_addr nor master_port";
   rows.add("master_addr", &D::master_addr, "First node's address; recorded only.").note(no_master);
   rows.add("master_port", &D::master_port, "First node's port; recorded only.").note(no_master);
-  rows.add("num_nodes", &D::num_nodes, "Nodes of the run, for the printed mpirun line.")
+  rows.add("num_nodes", &D::num_nodes,
+           "Nodes of the run, for the printed mpirun line; what MPI sees counts.")
       .in(between(1, 1 << 20));
   rows.add("node_rank", &D::node_rank, "This node's index; the launcher's own index counts.")
       .in(between(0, 1 << 20));

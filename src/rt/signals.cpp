@@ -28,6 +28,7 @@ class HandlerStack {
   HandlerStack(const HandlerStack&) = delete;
   HandlerStack& operator=(const HandlerStack&) = delete;
 
+  /// What is installed already.
   static void use_for(int signal) {
     struct sigaction action{};
     sigaction(signal, nullptr, &action);
@@ -40,12 +41,47 @@ class HandlerStack {
   stack_t before_{};
 };
 
+// A handler may do no more than this.
+volatile std::sig_atomic_t early_stop = 0;
+
+void note_early_stop(int) {
+  early_stop = 1;
+}
+
 }  // namespace
+
+struct EarlyStopSignals::State {
+  State() {
+    early_stop = 0;
+    struct sigaction action{};
+    action.sa_handler = note_early_stop;
+    action.sa_flags = SA_RESTART | SA_ONSTACK;
+    sigaction(SIGUSR1, &action, &before);
+  }
+  ~State() {
+    sigaction(SIGUSR1, &before, nullptr);
+    early_stop = 0;
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  HandlerStack stack;  // before the handler, which ends first
+  struct sigaction before{};
+};
+
+EarlyStopSignals::EarlyStopSignals() : state_(std::make_unique<State>()) {}
+
+EarlyStopSignals::~EarlyStopSignals() = default;
+
+bool EarlyStopSignals::requested() {
+  return early_stop != 0;
+}
 
 struct StopSignals::State {
   explicit State(boost::asio::io_context& io) : signals(io, SIGUSR1, SIGTERM) {
     HandlerStack::use_for(SIGUSR1);
     HandlerStack::use_for(SIGTERM);
+    requested = EarlyStopSignals::requested();
   }
   void listen() {
     signals.async_wait([this](const boost::system::error_code& error, int) {

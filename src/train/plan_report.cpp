@@ -172,13 +172,17 @@ std::string recommendation(const Settings& s, std::int64_t ranks_per_node,
 
 }  // namespace
 
-std::string tensor_parallel_warning(const Settings& s, std::int64_t ranks_per_node) {
-  const std::int64_t tp = s.grid.tp;
-  if (tp == 1 || ranks_per_node % tp == 0) return "";
-  return fmt::format(
-      "warning: distributed.tp_size is {}, but nodes have {} rank{}: ranks of different nodes wait "
-      "for each other four times in each block; use a divisor of {}",
-      tp, ranks_per_node, ranks_per_node == 1 ? "" : "s", ranks_per_node);
+std::string tensor_parallel_warning(const Settings& s, const std::vector<int>& node_of) {
+  const auto tp = static_cast<std::size_t>(s.grid.tp);
+  for (std::size_t first = 0; first + tp <= node_of.size(); first += tp) {
+    if (node_of[first] == node_of[first + tp - 1]) continue;
+    const auto n_here = std::count(node_of.begin(), node_of.end(), node_of[first]);
+    return fmt::format(
+        "warning: distributed.tp_size is {}, but nodes have {} rank{}: ranks of different nodes "
+        "wait for each other four times in each block; use a divisor of {}",
+        tp, n_here, n_here == 1 ? "" : "s", n_here);
+  }
+  return "";
 }
 
 std::string plan_text(const Settings& s, std::int64_t ranks_per_node, std::int64_t node_bytes) {
@@ -187,7 +191,11 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node, std::int64
   std::string text = fmt::format("grid     [dp {}][pp {}][tp {}]: {} rank{} on {} node{} of {}\n",
                                  s.grid.dp, s.grid.pp, s.grid.tp, n_ranks, n_ranks == 1 ? "" : "s",
                                  n_nodes, n_nodes == 1 ? "" : "s", ranks_per_node);
-  const std::string spans = tensor_parallel_warning(s, ranks_per_node);
+  std::vector<int> node_of;
+  for (std::int64_t rank = 0; rank < n_ranks; ++rank) {
+    node_of.push_back(static_cast<int>(rank / ranks_per_node));
+  }
+  const std::string spans = tensor_parallel_warning(s, node_of);
   if (!spans.empty()) text += spans + "\n";
   text += batch_text(s);
   text += schedule_text(s);

@@ -36,7 +36,7 @@ StepTraffic stage_traffic(const Settings& settings, int rank);
 StepTraffic step_traffic(const Settings& settings, int rank);
 
 /// One line where the ranks that share each layer are on several nodes; otherwise empty.
-std::string tensor_parallel_warning(const Settings& settings, std::int64_t ranks_per_node);
+std::string tensor_parallel_warning(const Settings& settings, const std::vector<int>& node_of);
 
 /// What a rank that gets no memory says: the bytes asked for and held, the plan's ledger, and the
 /// fields that help most.

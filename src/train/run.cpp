@@ -11,7 +11,6 @@
 #include "src/base/file.h"
 #include "src/base/utf8.h"
 #include "src/comm/mpi/mpi_transport.h"
-#include "src/comm/mpi/shared_ranks.h"
 #include "src/config/checks.h"
 #include "src/config/load.h"
 #include "src/data/bpe_tokenizer.h"
@@ -19,6 +18,7 @@
 #include "src/io/hf_folder.h"
 #include "src/io/hf_weights.h"
 #include "src/rt/signals.h"
+#include "src/rt/ticker.h"
 #include "src/train/cores.h"
 #include "src/train/data_setup.h"
 #include "src/train/generate.h"
@@ -30,6 +30,7 @@
 #include "src/train/resume.h"
 #include "src/train/run_dir.h"
 #include "src/train/settings_from_config.h"
+#include "src/train/start.h"
 #include "src/train/trace_run.h"
 #include "src/train/trainer.h"
 #include "src/train/unit_report.h"
@@ -39,149 +40,6 @@
 
 namespace llm {
 namespace {
-
-LoadedConfig load(const RunRequest& request) {
-  ConfigSources sources;
-  if (!request.config_path.empty()) {
-    sources.yaml_name = request.config_path;
-    sources.yaml_text = read_config_file(request.config_path);
-  }
-  sources.environment = process_environment();
-  sources.overrides = request.overrides;
-  sources.read_folder = fields_of_folder;
-  return load_config(sources);
-}
-
-LoadedConfig load_resolved(const std::string& yaml) {
-  ConfigSources sources;
-  sources.yaml_name = "resolved configuration";
-  sources.yaml_text = yaml;
-  return load_config(sources);
-}
-
-/// What rank 0 decides before anything else, and all ranks share.
-struct Start {
-  LoadedConfig loaded;
-  Settings settings;
-  std::string run_dir;
-  std::string yaml;
-  std::string schedule;              // the text of distributed.pp_schedule's file
-  HfTokenIds ids;                    // of model.init_from or the checkpoint, on rank 0
-  std::string checkpoint;            // to go on from; empty: afresh
-  std::vector<std::string> changes;  // of numbers, since it was saved; on rank 0
-  std::string suffix;                // of this start's files in run_dir
-};
-
-/// The checkpoint to go on from, which all ranks have found whole; empty where there is none to be.
-/// Every rank calls it; rank 0 knows the candidates.
-std::string agree_on_checkpoint(const MpiSession& session,
-                                const std::optional<Candidates>& candidates) {
-  std::string first_problem;
-  for (std::size_t i = 0;; ++i) {
-    const bool is_there = candidates && i < candidates->checkpoints.size();
-    const std::string path =
-        session.broadcast(is_there ? candidates->checkpoints[i].string() : std::string());
-    if (path.empty() && !first_problem.empty()) {
-      throw DataError(fmt::format(
-          "checkpoint.resume_from_checkpoint: auto, but no checkpoint is whole: {}; remove them to "
-          "start afresh",
-          first_problem));
-    }
-    if (path.empty()) return path;
-    const Problem own = verify_share(path, session.rank(), session.n_ranks());
-    std::string problem;
-    for (const std::string& text : session.gather(own.text)) {
-      if (problem.empty()) problem = text;
-    }
-    const bool is_whole = session.broadcast(problem.empty() ? "1" : "0") == "1";
-    if (is_whole) return path;
-    if (session.rank() != 0) continue;
-    if (!candidates->falls_back) {
-      throw DataError(fmt::format(
-          "checkpoint.resume_from_checkpoint: {}; name another checkpoint, or auto for the newest "
-          "that is whole",
-          problem));
-    }
-    if (first_problem.empty()) first_problem = problem;
-    fmt::print(stderr, "warning: {} is passed over: {}\n", path, problem);
-  }
-}
-
-/// Whether all ranks' CPUs multiply bf16; every rank then uses the kernels that all of them have.
-bool agree_on_bf16(const MpiSession& session) {
-  const std::vector<std::string> all = session.gather(has_fast_bf16() ? "1" : "0");
-  const bool everyone =
-      std::all_of(all.begin(), all.end(), [](const std::string& one) { return one == "1"; });
-  const bool agreed = session.broadcast(everyone ? "1" : "0") == "1";
-  set_product_kernel(agreed ? ProductKernel::bf16 : ProductKernel::f32_copies);
-  return agreed;
-}
-
-/// What rank 0 alone reads of a Hugging Face folder or a checkpoint, and makes of the run's folder.
-void open_run_dir(Start& start) {
-  const Config& config = start.loaded.config;
-  std::string source = config.model.init_from.value_or("");
-  if (!start.checkpoint.empty()) source = start.checkpoint;
-  std::int64_t first_step = 0;
-  if (!start.checkpoint.empty()) {
-    const CheckpointReader checkpoint(start.checkpoint);
-    start.changes = check_resumable(checkpoint, start.loaded, start.settings);
-    first_step = checkpoint.manifest().run.step;
-  } else if (config.model.init_from) {
-    values_of_folder(source, start.settings.model, true);
-  }
-  if (!source.empty() && std::filesystem::exists(std::filesystem::path(source) / "config.json")) {
-    start.ids = read_hf_config(source).ids;
-  }
-  start.run_dir =
-      make_run_dir(config.logging.run_dir, config.checkpoint.resume_from_checkpoint.has_value());
-  start.suffix = file_suffix(start.run_dir, first_step);
-  start.yaml = to_yaml(start.loaded);
-  const std::filesystem::path folder(start.run_dir);
-  if (!source.empty()) copy_hf_tokenizer(source, folder);
-  if (config.data.tokenizer_type == "hf") {  // what the weights go with, for who reads them
-    const TokenizerFiles files = read_tokenizer_files(*config.data.tokenizer_path);
-    write_file_atomically(folder / "tokenizer.json", files.json);
-    if (!files.config.empty()) {
-      write_file_atomically(folder / "tokenizer_config.json", files.config);
-    }
-  }
-  write_file_atomically(folder / ("config" + start.suffix + ".yaml"), start.yaml);
-  if (!start.schedule.empty()) {
-    write_file_atomically(folder / ("schedule" + start.suffix + ".txt"), start.schedule);
-  }
-}
-
-Start begin(const MpiSession& session, const RunRequest& request) {
-  Start start;
-  const bool has_bf16 = agree_on_bf16(session);
-  const bool is_first = session.rank() == 0;
-  std::optional<Candidates> candidates;
-  if (is_first) {
-    start.loaded = load(request);
-    check_task(start.loaded, request.task);
-    resolve_backend(start.loaded, 0);
-    check_launch(start.loaded, session.n_ranks(), request.command);
-    start.schedule = read_schedule(start.loaded);
-    start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16, start.schedule);
-    const Config& config = start.loaded.config;
-    candidates = resume_candidates(config);
-    if (config.checkpoint.checkpoint_dir) {
-      check_fresh_folder(config, *config.checkpoint.checkpoint_dir);
-    }
-  }
-  start.checkpoint = agree_on_checkpoint(session, candidates);
-  if (is_first) open_run_dir(start);
-  const std::string yaml = session.broadcast(start.yaml);
-  start.run_dir = session.broadcast(start.run_dir);
-  start.schedule = session.broadcast(start.schedule);
-  if (!is_first) {
-    start.loaded = load_resolved(yaml);
-    start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16, start.schedule);
-  }
-  start.settings.shares_memory = ranks_share_memory(session);
-  return start;
-}
 
 RunLength length_of(const LoadedConfig& loaded, const Settings& settings, std::int64_t n_samples,
                     std::int64_t n_validation_samples) {
@@ -255,11 +113,16 @@ std::string sample_of(const Start& start, const DataSet& data, const Decoder& de
   return generate(decoder, values, *data.tokenizer, data.sample_prompt, options);
 }
 
+constexpr std::chrono::milliseconds early_stop_interval{50};
+
 /// One run of one rank, from its data to its last line.
 class Run {
  public:
   Run(MpiSession& session, const RunRequest& request)
-      : session_(session), request_(request), start_(begin(session, request)) {}
+      : session_(session),
+        request_(request),
+        early_stop_(std::in_place, early_stop_interval, [this] { stop_early(); }),
+        start_(begin(session, request)) {}
 
   int run() {
     open();
@@ -273,6 +136,7 @@ class Run {
     }
     MpiTransport transport(session_, loop);
     const StopSignals signals(loop);
+    early_stop_.reset();
     std::optional<Trainer> made;
     try {
       made.emplace(loop, transport, start_.settings, inputs(signals));
@@ -313,18 +177,19 @@ class Run {
     set_length(start_.settings, length_of(start_.loaded, start_.settings, data_.n_epoch_samples,
                                           data_.n_validation_samples));
     if (!request_.trace_dir.empty()) std::filesystem::create_directories(request_.trace_dir);
-    warn_of_few_cores();
     if (session_.rank() != 0) return;
+    warn_of_few_cores();
     const std::string warning = bubble_warning(start_.settings);
     for (const std::string& text :
          {warning, unit_warning(start_.settings),
-          tensor_parallel_warning(start_.settings, session_.ranks_per_node())}) {
+          tensor_parallel_warning(start_.settings, session_.node_of_ranks())}) {
       if (!text.empty()) fmt::print(stderr, "{}\n", text);
     }
     const LoggingConfig& logging = start_.loaded.config.logging;
     const ProgressStyle style = progress_style(logging.progress);
     if (style != ProgressStyle::off) {
       say(start_line(session_, start_.settings, start_.loaded.config));
+      if (session_.n_ranks() > 1) say(binding_table(start_.facts));
       const std::string units = unit_line(start_.settings);
       if (!units.empty()) say(units);
       say("data: " + data_.summary);
@@ -362,12 +227,10 @@ class Run {
     }
   }
 
-  /// On standard error, by rank 0. Every rank calls it.
+  /// On standard error, by rank 0.
   void warn_of_few_cores() const {
     std::vector<int> n_cores;
-    for (const std::string& n : session_.gather(std::to_string(n_bound_cores()))) {
-      n_cores.push_back(std::stoi(n));
-    }
+    for (const RankFacts& facts : start_.facts) n_cores.push_back(facts.n_cores);
     const std::string warning = cores_warning(n_cores, start_.settings.threads_per_rank);
     if (!warning.empty()) fmt::print(stderr, "{}\n", warning);
   }
@@ -383,8 +246,10 @@ class Run {
     inputs.save_to.kept = {config.checkpoint.keep_last_n, config.checkpoint.save_best};
     if (checkpoint_) resume_from(checkpoint_, start_.settings, inputs);
     if (progress_) {
-      inputs.step_done = Port<StepMetrics>(
-          [this](std::int64_t, StepMetrics metrics) { progress_->step_done(metrics); });
+      inputs.step_done = Port<StepMetrics>([this](std::int64_t, StepMetrics metrics) {
+        for (const auto& lock : start_.locks) lock->check();
+        progress_->step_done(metrics);
+      });
       inputs.save_to.texts = checkpoint_texts(start_);
       inputs.save_to.saved = Port<SavedCheckpoint>(
           [this](std::int64_t, SavedCheckpoint saved) { progress_->saved(saved); });
@@ -454,8 +319,16 @@ class Run {
     fetcher.end();
   }
 
+  /// Before the first step there is nothing to save, and no step to agree on.
+  void stop_early() const {
+    if (!EarlyStopSignals::requested()) return;
+    session_.fail(ExitCode::stopped, "stopped by a signal before the first step: nothing to save");
+  }
+
   MpiSession& session_;
   const RunRequest& request_;
+  EarlyStopSignals early_signals_;
+  std::optional<Ticker> early_stop_;  // until there is a loop: data may take minutes to read
   Start start_;
   DataSet data_;
   FolderValues weights_;                                // where model.init_from is set

@@ -1,8 +1,10 @@
 #include "src/comm/mpi/launch.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "src/base/error.h"
 
@@ -91,4 +93,39 @@ TEST_CASE("srun with a PMI that MPI does not speak is refused before MPI starts"
   by_mpirun["OMPI_COMM_WORLD_SIZE"] = "4";
   CHECK_NOTHROW(check_slurm_plugin(environment_of(by_mpirun)));
   CHECK_NOTHROW(check_slurm_plugin(environment_of({})));
+}
+
+TEST_CASE("ranks are numbered node by node, whatever order the launcher dealt them out in") {
+  const NodeOrder by_slot = order_by_node({5, 5, 9, 9});
+  CHECK(by_slot.rank_of == std::vector<int>{0, 1, 2, 3});
+  CHECK(by_slot.node_of == std::vector<int>{0, 0, 1, 1});
+  const NodeOrder cyclic = order_by_node({0, 1, 2, 0, 1, 2, 0});
+  CHECK(cyclic.rank_of == std::vector<int>{0, 3, 5, 1, 4, 6, 2});
+  CHECK(cyclic.node_of == std::vector<int>{0, 0, 0, 1, 1, 2, 2});
+  CHECK(order_by_node({7}).rank_of == std::vector<int>{0});
+}
+
+TEST_CASE("every rank gets a number of its own, rank 0 stays, and a node's are neighbours") {
+  for (int n_ranks = 1; n_ranks <= 24; ++n_ranks) {
+    for (int stride = 1; stride <= n_ranks; ++stride) {
+      std::vector<int> node_of;
+      for (int rank = 0; rank < n_ranks; ++rank) node_of.push_back(rank * 7 % n_ranks / stride);
+      const NodeOrder order = order_by_node(node_of);
+      CHECK(order.rank_of[0] == 0);
+      CHECK(std::is_sorted(order.node_of.begin(), order.node_of.end()));
+      std::vector<int> seen = order.rank_of;
+      std::sort(seen.begin(), seen.end());
+      for (int rank = 0; rank < n_ranks; ++rank) {
+        const auto i = static_cast<std::size_t>(rank);
+        CHECK(seen[i] == rank);
+        for (int other = 0; other < n_ranks; ++other) {
+          const auto j = static_cast<std::size_t>(other);
+          const auto node = [&order](std::size_t k) {
+            return order.node_of[static_cast<std::size_t>(order.rank_of[k])];
+          };
+          CHECK((node_of[i] == node_of[j]) == (node(i) == node(j)));
+        }
+      }
+    }
+  }
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -28,9 +29,26 @@ void ranks_are_counted(RankTests& tests) {
   const char* const size = std::getenv("OMPI_COMM_WORLD_SIZE");
   tests.check(size != nullptr && std::to_string(tests.n_ranks()) == size,
               "MPI has as many ranks as mpirun started");
-  tests.check(tests.session().ranks_per_node() == tests.n_ranks(), "all ranks are on this node");
-  tests.check(tests.session().local_rank() == tests.rank(),
-              "places on the node are as in the world");
+  const char* const nodes = std::getenv("LLM_TEST_NODES");
+  const int n_nodes = nodes == nullptr ? 1 : std::min(std::atoi(nodes), tests.n_ranks());
+  const MpiSession& session = tests.session();
+  tests.check(session.n_nodes() == n_nodes, "nodes are counted");
+  int begin = 0;
+  for (int node = 0; node < n_nodes; ++node) {
+    // As mpirun deals them out: the first nodes have one rank more.
+    const int n_here = (tests.n_ranks() - node + n_nodes - 1) / n_nodes;
+    for (int rank = begin; rank < begin + n_here; ++rank) {
+      tests.check(session.node_of(rank) == node, "ranks of a node are neighbours");
+    }
+    if (begin <= session.rank() && session.rank() < begin + n_here) {
+      tests.check(session.ranks_per_node() == n_here, "ranks of this node are counted");
+      tests.check(session.local_rank() == session.rank() - begin, "places on the node ascend");
+    }
+    begin += n_here;
+  }
+  const char* const launched = std::getenv("OMPI_COMM_WORLD_RANK");
+  tests.check((session.rank() == 0) == (launched != nullptr && std::string(launched) == "0"),
+              "rank 0 is the launcher's");
 }
 
 void clocks_agree(RankTests& tests) {

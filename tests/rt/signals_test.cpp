@@ -51,5 +51,21 @@ TEST_CASE("Signals that arrive while products are computed are seen and harm not
   CHECK(signals.requested());
 }
 
+TEST_CASE("A wish to stop that comes before the loop is noted, and handed on") {
+  {
+    const EarlyStopSignals early;
+    CHECK_FALSE(EarlyStopSignals::requested());
+    std::raise(SIGUSR1);
+    CHECK(EarlyStopSignals::requested());
+    Loop loop;
+    const StopSignals signals(loop);
+    CHECK(signals.requested());
+  }
+  CHECK_FALSE(EarlyStopSignals::requested());
+  Loop loop;
+  const StopSignals signals(loop);
+  CHECK_FALSE(signals.requested());
+}
+
 }  // namespace
 }  // namespace llm

@@ -1,9 +1,10 @@
 #include "src/comm/mpi/launch.h"
 
+#include <cstddef>
 #include <cstdlib>
+#include <map>
 
 #include <fmt/format.h>
-#include "src/base/error.h"
 
 namespace llm {
 namespace {
@@ -68,6 +69,26 @@ Launch read_launch(const Environment& environment, int n_cores) {
   return launch;
 }
 
+NodeOrder order_by_node(const std::vector<int>& node_of) {
+  std::map<int, int> index_of;  // by name
+  std::vector<std::vector<std::size_t>> ranks_of;
+  for (std::size_t rank = 0; rank < node_of.size(); ++rank) {
+    const auto [entry, is_first] =
+        index_of.emplace(node_of[rank], static_cast<int>(ranks_of.size()));
+    if (is_first) ranks_of.emplace_back();
+    ranks_of[static_cast<std::size_t>(entry->second)].push_back(rank);
+  }
+  NodeOrder order;
+  order.rank_of.resize(node_of.size());
+  for (std::size_t node = 0; node < ranks_of.size(); ++node) {
+    for (const std::size_t rank : ranks_of[node]) {
+      order.rank_of[rank] = static_cast<int>(order.node_of.size());
+      order.node_of.push_back(static_cast<int>(node));
+    }
+  }
+  return order;
+}
+
 bool is_oversubscribed(const Launch& launch) {
   return launch.ranks_per_node && launch.cores_per_node &&
          *launch.ranks_per_node > *launch.cores_per_node;
@@ -80,7 +101,7 @@ void check_slurm_plugin(const Environment& environment) {
   if (!by_srun || environment("PMIX_RANK") != nullptr) return;
   const int n_tasks = number(environment, "SLURM_NTASKS").value_or(1);
   if (n_tasks <= 1) return;
-  throw ConfigError(
+  throw LaunchError(
       fmt::format("srun started {} tasks with --mpi={}, which this MPI cannot use (it would see 1 "
                   "rank); start with: srun --mpi=pmix",
                   n_tasks, plugin));
@@ -88,7 +109,7 @@ void check_slurm_plugin(const Environment& environment) {
 
 void check_world_size(const Launch& launch, int n_mpi_ranks) {
   if (launch.n_ranks <= 1 || n_mpi_ranks != 1) return;
-  throw ConfigError(fmt::format(
+  throw LaunchError(fmt::format(
       "{} says {} ranks, but MPI sees {}: each rank would train alone; start with: {}",
       launch.launcher == "srun" ? "Slurm" : launch.launcher, launch.n_ranks, n_mpi_ranks,
       launch.launcher == "srun" ? "srun --mpi=pmix" : "the mpirun of the MPI it was built with"));

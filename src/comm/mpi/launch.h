@@ -2,6 +2,9 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
+
+#include "src/base/error.h"
 
 namespace llm {
 
@@ -25,13 +28,28 @@ Launch read_launch(const Environment& environment, int n_cores);
 /// True when ranks must share cores: a rank that waits has to let the others run.
 bool is_oversubscribed(const Launch& launch);
 
-/// Throws ConfigError where srun was told a PMI that this MPI does not speak (it would end in
+/// A launch that every rank finds wrong alike, before any of them could tell the others.
+struct LaunchError : ConfigError {
+  explicit LaunchError(const std::string& m) : ConfigError(m) {}
+};
+
+/// Throws LaunchError where srun was told a PMI that this MPI does not speak (it would end in
 /// MPI_Init with a text that names no way out).
 void check_slurm_plugin(const Environment& environment);
 
-/// Throws ConfigError where the launcher started several ranks and MPI sees one: each would train
+/// Throws LaunchError where the launcher started several ranks and MPI sees one: each would train
 /// alone.
 void check_world_size(const Launch& launch, int n_mpi_ranks);
+
+/// Ranks numbered node by node.
+struct NodeOrder {
+  std::vector<int> rank_of;  ///< of each rank as the launcher numbers it
+  std::vector<int> node_of;  ///< of each rank as numbered here: 0, 0, 1, ..., ascending
+};
+
+/// Nodes in the order of their first rank, ranks of a node in theirs; rank 0 stays.
+///   node_of  any name of the node of each rank, as the launcher numbers ranks
+NodeOrder order_by_node(const std::vector<int>& node_of);
 
 /// Entry `node` of Slurm's "4(x2),3": 4 4 3. Nothing where the text or the index is wrong.
 std::optional<int> slurm_tasks_on_node(const std::string& text, int node);

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -16,6 +17,7 @@
 #include "src/base/error.h"
 #include "src/comm/mpi/cause_line.h"
 #include "src/comm/mpi/check_mpi.h"
+#include "src/comm/mpi/communicator.h"
 #include "src/comm/mpi/launch.h"
 #include "src/rt/clock.h"
 
@@ -46,11 +48,12 @@ void pause_ms(unsigned n) {
   usleep(n * 1000);
 }
 
+/// Of the one session, for what ends the process without it.
+std::atomic<int> rank_here = 0;
+
 /// Takes the other ranks along: under srun they would wait forever for one that ends on its own.
 [[noreturn]] void abort_with_line(std::string_view message) {
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  if (claim_cause_line()) print_cause_line(rank, message);
+  if (claim_cause_line()) print_cause_line(rank_here, message);
   MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::internal));
   _exit(static_cast<int>(ExitCode::internal));
 }
@@ -112,29 +115,53 @@ MpiSession::MpiSession() {
                     provided, int{MPI_THREAD_FUNNELED}));
   }
   check_world_size(launch, n_ranks_);
+  number_ranks_by_node();
+  meet_node_processes();
+  std::atexit(abort_at_exit);
+  std::set_terminate(abort_at_terminate);
+}
+
+MpiSession::~MpiSession() = default;
+
+void MpiSession::number_ranks_by_node() {
   MPI_Comm node = MPI_COMM_NULL;
   CHECK_MPI(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node),
             no_peer);
   CHECK_MPI(MPI_Comm_rank(node, &local_rank_), no_peer);
   CHECK_MPI(MPI_Comm_size(node, &ranks_per_node_), no_peer);
-  std::vector<int> processes(static_cast<std::size_t>(ranks_per_node_));
-  const int self = getpid();
-  CHECK_MPI(MPI_Allgather(&self, 1, MPI_INT, processes.data(), 1, MPI_INT, node), no_peer);
-  std::vector<int> ranks(processes.size());
-  CHECK_MPI(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, node), no_peer);
-  on_this_node_.resize(static_cast<std::size_t>(n_ranks_));
-  for (const int rank : ranks) on_this_node_[static_cast<std::size_t>(rank)] = true;
-  set_node_processes(std::move(processes));
+  int first_on_node = rank_;
+  CHECK_MPI(MPI_Bcast(&first_on_node, 1, MPI_INT, 0, node), no_peer);
   CHECK_MPI(MPI_Comm_free(&node), no_peer);
-  std::atexit(abort_at_exit);
-  std::set_terminate(abort_at_terminate);
+  std::vector<int> node_of(static_cast<std::size_t>(n_ranks_));
+  CHECK_MPI(MPI_Allgather(&first_on_node, 1, MPI_INT, node_of.data(), 1, MPI_INT, MPI_COMM_WORLD),
+            no_peer);
+  NodeOrder order = order_by_node(node_of);
+  rank_ = order.rank_of[static_cast<std::size_t>(rank_)];
+  rank_here = rank_;
+  node_of_ = std::move(order.node_of);
+  communicator_ = std::make_unique<Communicator>();
+  CHECK_MPI(MPI_Comm_split(MPI_COMM_WORLD, 0, rank_, &communicator_->all), no_peer);
+  CHECK_MPI(MPI_Comm_set_errhandler(communicator_->all, MPI_ERRORS_RETURN), no_peer);
+}
+
+/// So that a rank can tell whether one that shares its node has ended before it.
+void MpiSession::meet_node_processes() const {
+  std::vector<int> processes(static_cast<std::size_t>(n_ranks_));
+  const int self = getpid();
+  CHECK_MPI(MPI_Allgather(&self, 1, MPI_INT, processes.data(), 1, MPI_INT, communicator_->all),
+            no_peer);
+  std::vector<int> here;
+  for (int rank = 0; rank < n_ranks_; ++rank) {
+    if (is_on_this_node(rank)) here.push_back(processes[static_cast<std::size_t>(rank)]);
+  }
+  set_node_processes(std::move(here));
 }
 
 std::string MpiSession::broadcast(std::string text) const {
   int length = mpi_length(text.size());
-  CHECK_MPI(MPI_Bcast(&length, 1, MPI_INT, 0, MPI_COMM_WORLD), 0);
+  CHECK_MPI(MPI_Bcast(&length, 1, MPI_INT, 0, communicator_->all), 0);
   text.resize(static_cast<std::size_t>(length));
-  CHECK_MPI(MPI_Bcast(text.data(), length, MPI_BYTE, 0, MPI_COMM_WORLD), 0);
+  CHECK_MPI(MPI_Bcast(text.data(), length, MPI_BYTE, 0, communicator_->all), 0);
   return text;
 }
 
@@ -142,7 +169,7 @@ std::vector<std::string> MpiSession::gather(const std::string& text) const {
   const int length = mpi_length(text.size());
   const auto n = static_cast<std::size_t>(rank_ == 0 ? n_ranks_ : 0);
   std::vector<int> lengths(n);
-  CHECK_MPI(MPI_Gather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, 0, MPI_COMM_WORLD), 0);
+  CHECK_MPI(MPI_Gather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, 0, communicator_->all), 0);
   std::vector<int> begins;
   std::size_t total = 0;
   for (const int one : lengths) {
@@ -151,7 +178,7 @@ std::vector<std::string> MpiSession::gather(const std::string& text) const {
   }
   std::string all(total, '\0');
   CHECK_MPI(MPI_Gatherv(text.data(), length, MPI_BYTE, all.data(), lengths.data(), begins.data(),
-                        MPI_BYTE, 0, MPI_COMM_WORLD),
+                        MPI_BYTE, 0, communicator_->all),
             0);
   std::vector<std::string> texts;
   for (std::size_t r = 0; r < n; ++r) {
@@ -162,28 +189,29 @@ std::vector<std::string> MpiSession::gather(const std::string& text) const {
 }
 
 void MpiSession::barrier() const {
-  CHECK_MPI(MPI_Barrier(MPI_COMM_WORLD), no_peer);
+  CHECK_MPI(MPI_Barrier(communicator_->all), no_peer);
 }
 
 ClockAlignment MpiSession::align_clocks() const {
   std::int64_t origin_ns = now_ns();
-  CHECK_MPI(MPI_Bcast(&origin_ns, 1, MPI_INT64_T, 0, MPI_COMM_WORLD), 0);
+  CHECK_MPI(MPI_Bcast(&origin_ns, 1, MPI_INT64_T, 0, communicator_->all), 0);
   ClockAlignment best{origin_ns, 0};
   for (int r = 1; r < n_ranks_; ++r) {
     for (int n = 0; n < n_clock_round_trips && (rank_ == 0 || rank_ == r); ++n) {
       std::int64_t there_ns = 0;
       if (rank_ == 0) {
-        CHECK_MPI(
-            MPI_Recv(&there_ns, 1, MPI_INT64_T, r, clock_tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE),
-            r);
+        CHECK_MPI(MPI_Recv(&there_ns, 1, MPI_INT64_T, r, clock_tag, communicator_->all,
+                           MPI_STATUS_IGNORE),
+                  r);
         there_ns = now_ns();
-        CHECK_MPI(MPI_Send(&there_ns, 1, MPI_INT64_T, r, clock_tag, MPI_COMM_WORLD), r);
+        CHECK_MPI(MPI_Send(&there_ns, 1, MPI_INT64_T, r, clock_tag, communicator_->all), r);
         continue;
       }
       const std::int64_t begin_ns = now_ns();
-      CHECK_MPI(MPI_Send(&begin_ns, 1, MPI_INT64_T, 0, clock_tag, MPI_COMM_WORLD), 0);
+      CHECK_MPI(MPI_Send(&begin_ns, 1, MPI_INT64_T, 0, clock_tag, communicator_->all), 0);
       CHECK_MPI(
-          MPI_Recv(&there_ns, 1, MPI_INT64_T, 0, clock_tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE), 0);
+          MPI_Recv(&there_ns, 1, MPI_INT64_T, 0, clock_tag, communicator_->all, MPI_STATUS_IGNORE),
+          0);
       const std::int64_t end_ns = now_ns();
       const std::int64_t uncertainty_ns = (end_ns - begin_ns + 1) / 2;
       // The answer was written, as far as is known, in the middle of the round trip.
@@ -198,6 +226,16 @@ ClockAlignment MpiSession::align_clocks() const {
 void MpiSession::finish() {
   barrier();
   CHECK_MPI(MPI_Finalize(), no_peer);
+}
+
+void MpiSession::fail(ExitCode code, const std::string& message) const {
+  if (claim_cause_line()) {
+    print_cause_line(rank_, message);
+  } else {
+    pause_ms(second_ms);
+  }
+  // Not leave(): the session's own thread may be in a call that MPI_Finalize would pull away.
+  abort(static_cast<int>(code));
 }
 
 void MpiSession::abort(int code) const {

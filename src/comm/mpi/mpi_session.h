@@ -1,8 +1,11 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "src/base/error.h"
 
 namespace llm {
 
@@ -17,20 +20,29 @@ struct ClockAlignment {
 /// (MPI_THREAD_FUNNELED). Its calls block and belong to start-up and end; messages go by
 /// MpiTransport. A process that leaves without finish() takes all ranks with it: MPI_Finalize on
 /// the way out of an error would wait for peers forever.
+///
+/// Ranks are numbered node by node, whatever the launcher's order: neighbouring ranks share a node
+/// where they can. Rank 0 is the launcher's rank 0.
 class MpiSession {
  public:
   /// Starts MPI; makes waiting ranks yield where they outnumber cores. Throws ConfigError for a
   /// launch that cannot work, naming both numbers and the command that does.
   MpiSession();
-  ~MpiSession() = default;
+  ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
 
   int rank() const { return rank_; }
   int n_ranks() const { return n_ranks_; }
-  int local_rank() const { return local_rank_; }          ///< place on this node
-  int ranks_per_node() const { return ranks_per_node_; }  ///< on this node
-  bool is_on_this_node(int rank) const { return on_this_node_[static_cast<std::size_t>(rank)]; }
+  int local_rank() const { return local_rank_; }                      ///< place on this node
+  int ranks_per_node() const { return ranks_per_node_; }              ///< on this node
+  const std::vector<int>& node_of_ranks() const { return node_of_; }  ///< 0, 0, 1, 1: ascending
+  int node_of(int rank) const { return node_of_[static_cast<std::size_t>(rank)]; }
+  int n_nodes() const { return node_of_.back() + 1; }
+  bool is_on_this_node(int rank) const { return node_of(rank) == node_of(rank_); }
+
+  struct Communicator;  // keeps mpi.h out of this header
+  const Communicator& communicator() const { return *communicator_; }
 
   /// Every rank returns rank 0's text.
   std::string broadcast(std::string text) const;
@@ -42,6 +54,9 @@ class MpiSession {
 
   /// Success only, on every rank: waits for all and shuts MPI down.
   void finish();
+  /// Ends every rank with the message as the cause line; of several ranks of a node that fail
+  /// together one prints it. Callable from any thread.
+  [[noreturn]] void fail(ExitCode code, const std::string& message) const;
   /// Ends every rank with `code` (1 .. 255). Callable from any thread.
   [[noreturn]] void abort(int code) const;
   /// abort() on this session's thread. A process that nobody launched has no peers to take along or
@@ -49,12 +64,16 @@ class MpiSession {
   [[noreturn]] void leave(int code) const;
 
  private:
+  void number_ranks_by_node();
+  void meet_node_processes() const;
+
   int rank_ = 0;
   int n_ranks_ = 1;
   int local_rank_ = 0;
   int ranks_per_node_ = 1;
-  std::vector<bool> on_this_node_;  // by rank
+  std::vector<int> node_of_ = {0};  // by rank
   bool launched_ = false;           // by mpirun or srun
+  std::unique_ptr<Communicator> communicator_;
 };
 
 /// Main's body on every rank. Returns what `body` returns, after finish(). An exception prints one

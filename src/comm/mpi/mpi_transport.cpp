@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 #include "src/comm/mpi/check_mpi.h"
+#include "src/comm/mpi/communicator.h"
 
 namespace llm {
 namespace {
@@ -338,7 +339,7 @@ MpiTransport::MpiTransport(const MpiSession& session, Loop& loop, Options option
                    "a piece's bytes fit MPI's int");
   }
   for (MPI_Comm* comm : {&state_->data, &state_->control}) {
-    CHECK_MPI(MPI_Comm_dup(MPI_COMM_WORLD, comm), no_peer);
+    CHECK_MPI(MPI_Comm_dup(session.communicator().all, comm), no_peer);
     CHECK_MPI(MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN), no_peer);
   }
   for (std::size_t slot = 0; slot < n_slots; ++slot) state_->post_slot(slot);
