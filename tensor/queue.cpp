@@ -48,6 +48,7 @@ bool Queue::run_tile() {
     run(0);
     return true;
   }
+  current_op_.store(op.name, std::memory_order_relaxed);
   if (pool_ != nullptr && pool_->n_threads() > 1 && op.n_tiles > 1) {
     run_shared_tile(op);
     return true;

@@ -1,4 +1,5 @@
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -51,6 +52,8 @@ class Queue {
   /// Forgets what is in the queue, and waits for tiles that other threads run.
   void drop();
   bool empty() const { return ops_.empty(); }
+  /// The op that runs or ran last, nullptr before the first. Callable from any thread.
+  const char* current_op() const { return current_op_.load(std::memory_order_relaxed); }
   void observe(Observer observer) { observer_ = std::move(observer); }
 
  private:
@@ -67,6 +70,7 @@ class Queue {
   ThreadPool* pool_;
   std::deque<Op> ops_;
   Observer observer_;
+  std::atomic<const char*> current_op_{nullptr};
   // Of the op at the head, where the pool shares it.
   bool is_shared_ = false;
   std::int64_t shared_begin_ns_ = 0;

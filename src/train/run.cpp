@@ -30,6 +30,7 @@
 #include "src/train/resume.h"
 #include "src/train/run_dir.h"
 #include "src/train/settings_from_config.h"
+#include "src/train/stalls.h"
 #include "src/train/start.h"
 #include "src/train/trace_run.h"
 #include "src/train/trainer.h"
@@ -126,9 +127,8 @@ class Run {
 
   int run() {
     open();
-    Loop loop({.stall_warning_seconds = 60,
-               .stall_timeout_seconds = start_.loaded.config.distributed.collective_timeout_seconds,
-               .warn = {}});
+    const double timeout = start_.loaded.config.distributed.collective_timeout_seconds;
+    Loop loop({.stall_warning_seconds = 60, .stall_timeout_seconds = timeout, .warn = {}});
     std::optional<Trace> trace;
     if (!request_.trace_dir.empty()) {
       loop.trace =
@@ -136,13 +136,20 @@ class Run {
     }
     MpiTransport transport(session_, loop);
     const StopSignals signals(loop);
+    std::optional<StallMonitor> monitor;  // before what may wait for a disk when it ends
     early_stop_.reset();
     std::optional<Trainer> made;
     try {
       made.emplace(loop, transport, start_.settings, inputs(signals));
       if (trace) made->trace_compute(*trace);
       made->start();
+      session_.barrier();  // from here on who does not answer has stopped
+      monitor.emplace(transport,
+                      stall_options(session_, *made, start_.settings, timeout, start_.run_dir));
       loop.run();
+      loop.spawn("end_of_run", monitor->end_together());
+      loop.run();
+      monitor->close();
     } catch (const OutOfMemory& error) {
       throw Error(error.code(), out_of_memory_text(start_.settings, session_.rank(), error.n_bytes,
                                                    storage_bytes_in_use()));
