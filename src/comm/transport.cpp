@@ -9,7 +9,6 @@
 #include "src/rt/clock.h"
 
 namespace llm {
-
 std::string name_of(MessageKind kind) {
   switch (kind) {
     case MessageKind::activation:
@@ -100,21 +99,30 @@ void Transport::send_control(int peer, ControlHeader header, std::span<const std
   header.n_bytes = static_cast<std::int32_t>(payload.size());
   if (header.channel != stall_channel) {
     ++counts_.control_sent;
-    ++channels_[{peer, header.channel}].sent;
+    const std::int64_t sequence = channels_[{peer, header.channel}].sent++;
+    if (loop_.trace != nullptr && loop_.current() != nullptr) {
+      loop_.trace->flow_begin(loop_.current()->id(),
+                              flow_id(rank(), peer, n_tags + header.channel, sequence), now_ns(),
+                              true);
+    }
   }
   do_send_control(peer, header, payload);
 }
 
 void Transport::deliver_control(int peer, const ControlHeader& header,
                                 std::span<const std::byte> payload) {
+  std::uint64_t arriving = 0;
   if (header.channel == stall_channel) {
     loop_.discount_turn();
     if (stall_) return stall_(peer, header, payload);
   } else {
-    ++channels_[{peer, header.channel}].arrived;
+    const std::int64_t sequence = channels_[{peer, header.channel}].arrived++;
+    arriving = flow_id(peer, rank(), n_tags + header.channel, sequence);  // tags end there
   }
   CHECK_CONTRACT(control_ != nullptr, "control messages have a handler");
+  if (loop_.trace != nullptr) loop_.trace->set_arriving(arriving);
   control_(peer, header, payload);
+  if (loop_.trace != nullptr) loop_.trace->set_arriving(0);
 }
 
 Group::Group(Transport& transport_, std::vector<int> ranks_)

@@ -21,6 +21,8 @@ constexpr std::int64_t io_interval_ns = 1'000'000;
 constexpr std::int64_t spin_ns = 20'000;
 constexpr std::int64_t yield_ns = 2'000'000;
 constexpr long sleep_ns = 50'000;
+// Actors should wait, not work: what takes one so long keeps the rank from everything else.
+constexpr std::int64_t traced_run_ns = 50'000;
 // A turn takes milliseconds. Where more passes between two of them the process did not run.
 constexpr std::int64_t most_turn_ns = 250'000'000;
 
@@ -145,15 +147,24 @@ bool Loop::run_ready() {
 
 void Loop::resume(Ready next) {
   current_ = next.actor;
+  const std::int64_t begin_ns = trace != nullptr ? now_ns() : 0;
   at_actor_.store(next.actor, std::memory_order_relaxed);
   place_.store(Place::actor, std::memory_order_relaxed);
   next.coroutine.resume();
   place_.store(Place::between, std::memory_order_relaxed);
   current_ = nullptr;
+  if (trace != nullptr && next.actor != nullptr) trace_run(*next.actor, begin_ns);
   Actor* const actor = next.actor;
   if (actor->done()) {
     if (!actor->background_) --n_unfinished_;
     actor->task_.await_resume();  // the exception it ended with leaves here
+  }
+}
+
+void Loop::trace_run(const Actor& actor, std::int64_t begin_ns) const {
+  const std::int64_t end_ns = now_ns();
+  if (end_ns - begin_ns > traced_run_ns) {
+    trace->slice(actor.id(), "actor", "run", 0, begin_ns, end_ns);
   }
 }
 
@@ -273,11 +284,25 @@ void Wait::unlink() {
   suspended_ = false;
 }
 
+void Wait::trace_end() const {
+  Trace& trace = *loop_.trace;
+  const Actor* const by = loop_.current();
+  const std::int64_t end_ns = now_ns();
+  const std::uint64_t message = by == nullptr ? trace.take_arriving() : 0;
+  if (message != 0) trace.flow_end(actor_->id(), message, end_ns, true);
+  trace.wait(actor_->id(),
+             {.kind = name_.kind,
+              .peer = name_.peer,
+              .key = key_,
+              .by = by == nullptr ? Trace::outside : by->id()},
+             since_ns_, end_ns);
+}
+
 void Wait::wake() {
   CHECK_CONTRACT(suspended_, "only a suspended coroutine is woken");
   unlink();
   if (loop_.trace != nullptr && actor_ != nullptr) {
-    loop_.trace->slice(actor_->id(), "wait", name_.kind, key_, since_ns_, now_ns());
+    trace_end();
   }
   loop_.ready(coroutine_, actor_);
 }

@@ -135,6 +135,7 @@ class Loop {
   bool run_foreign();
   void poll_io();
   void resume(Ready next);
+  void trace_run(const Actor& actor, std::int64_t begin_ns) const;
   bool poll(Poller& poller);
   void idle();
   void give_up_or_warn(double idle_seconds);

@@ -32,6 +32,7 @@
 #include "src/train/settings_from_config.h"
 #include "src/train/stalls.h"
 #include "src/train/start.h"
+#include "src/train/trace_run.h"
 #include "src/train/trainer.h"
 #include "src/train/unit_report.h"
 #include "src/train/whole_model.h"
@@ -130,7 +131,8 @@ class Run {
     Loop loop({.stall_warning_seconds = 60, .stall_timeout_seconds = timeout, .warn = {}});
     std::optional<Trace> trace;
     if (!request_.trace_dir.empty()) {
-      loop.trace = &trace.emplace(session_.rank(), session_.align_clocks().origin_ns);
+      loop.trace =
+          &trace.emplace(begin_trace(session_, trace_facts(start_.settings, start_.run_dir)));
     }
     MpiTransport transport(session_, loop);
     const StopSignals signals(loop);
@@ -153,7 +155,7 @@ class Run {
                                                    storage_bytes_in_use()));
     }
     Trainer& trainer = *made;
-    if (trace) trace->write(fmt::format("{}/rank-{}.json", request_.trace_dir, session_.rank()));
+    if (trace) end_trace(session_, *trace, request_.trace_dir);
     return finish(loop, trainer);
   }
 

@@ -66,7 +66,7 @@ class Traces(Timeline):
         ends = collections.defaultdict(dict)
         for rank, events in enumerate(self.ranks):
             for e in events:
-                if e["ph"] in "sf":
+                if e["ph"] in "sf" and e["cat"] == "message":
                     self.assertNotIn(e["ph"], ends[e["id"]], f"{e['id']} twice")
                     ends[e["id"]][e["ph"]] = (rank, e["ts"])
         self.assertGreater(len(ends), 4 * RANKS)
@@ -75,6 +75,30 @@ class Traces(Timeline):
             self.assertNotEqual(pair["s"][0], pair["f"][0], flow)
             # Clocks agree within the round trip of a busy machine.
             self.assertLess(pair["s"][1], pair["f"][1] + 5000, f"{flow}: {pair}")
+
+    def test_steps_follow_each_other_and_arrows_of_control_messages_end_where_somebody_waited(self):
+        begun = {e["id"] for events in self.ranks for e in events if e["ph"] == "s" and e["cat"] == "control"}
+        ended = [e["id"] for events in self.ranks for e in events if e["ph"] == "f" and e["cat"] == "control"]
+        self.assertGreater(len(begun), 4 * RANKS, "step_facts of each step go to everyone")
+        self.assertEqual(len(ended), len(set(ended)))
+        self.assertEqual(set(ended) - begun, set())
+        self.assertTrue(ended)
+        for rank in range(RANKS):
+            steps = self.slices(rank, "steps")
+            self.assertEqual([e["args"]["key"] for e in steps], [1, 2, 3, 4])
+            for before, after in zip(steps, steps[1:]):
+                self.assertAlmostEqual(before["ts"] + before["dur"], after["ts"], delta=0.01)
+
+    def test_a_wait_says_who_was_to_send_and_who_ended_it(self):
+        for rank, events in enumerate(self.ranks):
+            ids = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
+            waits = [e["args"] for e in self.slices(rank, "optimizer_shard", "reduced")]
+            self.assertTrue(waits)
+            reducers = {ids["gradient_reducer 0"], ids["gradient_reducer 1"]}
+            for wait in waits:
+                self.assertEqual(wait["peer"], "gradient_reducer")
+                self.assertIn(wait["by"], reducers)
+            self.assertTrue(all("by" not in e["args"] for e in self.slices(rank, "stage", "computed")))
 
     def test_the_reducers_work_while_the_backward_goes_on(self):
         n_during = 0
