@@ -12,8 +12,14 @@ ControlPlane::ControlPlane(Transport& transport) : transport_(transport) {
       });
 }
 
-void ControlPlane::route(int channel, std::size_t n_bytes, Deliver deliver_to) {
-  const bool is_new = routes_.emplace(channel, Route{n_bytes, std::move(deliver_to)}).second;
+std::string ControlPlane::kind_of(int channel) const {
+  const auto found = routes_.find(channel);
+  return found != routes_.end() ? found->second.kind : "channel " + std::to_string(channel);
+}
+
+void ControlPlane::route(int channel, std::string kind, std::size_t n_bytes, Deliver deliver_to) {
+  Route route{std::move(kind), n_bytes, std::move(deliver_to)};
+  const bool is_new = routes_.emplace(channel, std::move(route)).second;
   CHECK_CONTRACT(is_new, "a channel leads to one inbox");
   std::vector<Kept> still_early;
   std::vector<Kept> early = std::exchange(early_, {});

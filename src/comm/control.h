@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -23,11 +24,12 @@ class ControlPlane {
   template <typename Message>
   void connect(int channel, Inbox<Message>& inbox) {
     static_assert(std::is_trivially_copyable_v<Message>, "a control message is copied as bytes");
-    route(channel, sizeof(Message), [&inbox](std::int64_t key, std::span<const std::byte> payload) {
-      Message message{};
-      std::memcpy(&message, payload.data(), sizeof(Message));
-      inbox.put(key, message);
-    });
+    route(channel, inbox.name().kind, sizeof(Message),
+          [&inbox](std::int64_t key, std::span<const std::byte> payload) {
+            Message message{};
+            std::memcpy(&message, payload.data(), sizeof(Message));
+            inbox.put(key, message);
+          });
   }
 
   /// A port to the inbox that rank `peer` connected to `channel`; this rank itself is a peer too.
@@ -40,9 +42,13 @@ class ControlPlane {
     });
   }
 
+  /// What this rank's inboxes call the messages of a channel; "channel 3" where none is connected.
+  std::string kind_of(int channel) const;
+
  private:
   using Deliver = std::function<void(std::int64_t key, std::span<const std::byte> payload)>;
   struct Route {
+    std::string kind;
     std::size_t n_bytes;
     Deliver deliver;
   };
@@ -51,7 +57,7 @@ class ControlPlane {
     ControlHeader header;
     std::vector<std::byte> payload;
   };
-  void route(int channel, std::size_t n_bytes, Deliver deliver);
+  void route(int channel, std::string kind, std::size_t n_bytes, Deliver deliver);
   void send(int peer, const ControlHeader& header, std::span<const std::byte> payload);
   void deliver(int peer, const ControlHeader& header, std::span<const std::byte> payload);
 

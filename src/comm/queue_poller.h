@@ -1,4 +1,6 @@
 #pragma once
+#include <string>
+
 #include "src/rt/loop.h"
 #include "tensor/queue.h"
 
@@ -14,6 +16,10 @@ class QueuePoller : public Poller {
     int n = 0;
     while (n < tiles_per_poll_ && queue_.run_tile()) ++n;
     return n > 0;
+  }
+  std::string doing() const override {
+    const char* const op = queue_.current_op();
+    return op != nullptr ? std::string("op ") + op : "a queue of ops";
   }
 
  private:

@@ -9,7 +9,6 @@
 #include "src/rt/clock.h"
 
 namespace llm {
-
 std::string name_of(MessageKind kind) {
   switch (kind) {
     case MessageKind::activation:
@@ -69,10 +68,12 @@ void Transport::send(int peer, int tag, Header header, View tensor, Event& sent)
   header.n_elements = tensor.n_elements();
   ++counts_.messages_sent;
   counts_.bytes_sent += tensor.n_bytes();
+  LaneCounts& lane = lanes_[{peer, tag}];
   if (loop_.trace != nullptr && loop_.current() != nullptr) {
-    loop_.trace->flow_begin(loop_.current()->id(),
-                            flow_id(rank(), peer, tag, sent_on_[{peer, tag}]++), now_ns());
+    loop_.trace->flow_begin(loop_.current()->id(), flow_id(rank(), peer, tag, lane.sent), now_ns());
   }
+  ++lane.sent;
+  lane.last_sent = header;
   do_send(peer, tag, header, tensor, sent);
 }
 
@@ -80,24 +81,48 @@ void Transport::receive(int peer, int tag, Header expected, MutView tensor, Even
   CHECK_CONTRACT(0 <= tag && tag < n_tags, "a tag is in MPI's promised range");
   expected.dtype = tensor.dtype();
   expected.n_elements = tensor.n_elements();
+  LaneCounts& lane = lanes_[{peer, tag}];
   if (loop_.trace != nullptr && loop_.current() != nullptr) {
-    received.end_flow(loop_.current()->id(),
-                      flow_id(peer, rank(), tag, received_on_[{peer, tag}]++));
+    received.end_flow(loop_.current()->id(), flow_id(peer, rank(), tag, lane.awaited));
   }
+  ++lane.awaited;
+  lane.open.push_back(expected);
+  while (static_cast<std::int64_t>(lane.open.size()) > lane.awaited - lane.arrived) {
+    lane.open.pop_front();
+  }
+  received.count_in(lane.arrived);
   do_receive(peer, tag, expected, tensor, received);
 }
 
 void Transport::send_control(int peer, ControlHeader header, std::span<const std::byte> payload) {
   CHECK_CONTRACT(payload.size() <= max_control_bytes, "a control message is small");
   header.n_bytes = static_cast<std::int32_t>(payload.size());
-  ++counts_.control_sent;
+  if (header.channel != stall_channel) {
+    ++counts_.control_sent;
+    const std::int64_t sequence = channels_[{peer, header.channel}].sent++;
+    if (loop_.trace != nullptr && loop_.current() != nullptr) {
+      loop_.trace->flow_begin(loop_.current()->id(),
+                              flow_id(rank(), peer, n_tags + header.channel, sequence), now_ns(),
+                              true);
+    }
+  }
   do_send_control(peer, header, payload);
 }
 
 void Transport::deliver_control(int peer, const ControlHeader& header,
                                 std::span<const std::byte> payload) {
+  std::uint64_t arriving = 0;
+  if (header.channel == stall_channel) {
+    loop_.discount_turn();
+    if (stall_) return stall_(peer, header, payload);
+  } else {
+    const std::int64_t sequence = channels_[{peer, header.channel}].arrived++;
+    arriving = flow_id(peer, rank(), n_tags + header.channel, sequence);  // tags end there
+  }
   CHECK_CONTRACT(control_ != nullptr, "control messages have a handler");
+  if (loop_.trace != nullptr) loop_.trace->set_arriving(arriving);
   control_(peer, header, payload);
+  if (loop_.trace != nullptr) loop_.trace->set_arriving(0);
 }
 
 Group::Group(Transport& transport_, std::vector<int> ranks_)

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <span>
@@ -35,6 +36,25 @@ struct TransportCounts {
   std::int64_t control_sent = 0;
 };
 
+/// Messages of a rank and a tag, both ways, for reports on stalls.
+struct LaneCounts {
+  std::int64_t sent = 0;     ///< given to the transport
+  std::int64_t awaited = 0;  ///< receives posted
+  std::int64_t arrived = 0;
+  Header last_sent;
+  std::deque<Header> open;  ///< of receives posted, in order; the last awaited - arrived are open
+};
+
+/// Control messages of a rank and a channel, both ways.
+struct ChannelCounts {
+  std::int64_t sent = 0;
+  std::int64_t arrived = 0;
+};
+
+/// Control messages on this channel are about stalls: they go to a handler of their own, and what
+/// they cause is no progress.
+inline constexpr int stall_channel = -1;
+
 /// Carries messages between ranks. Never blocks; used on its loop's thread only. Messages with one
 /// (sender, receiver, tag) arrive in order. Views stay valid, and events alive, until the event is
 /// set.
@@ -57,7 +77,12 @@ class Transport : public Poller {
   /// Sends a control message; the payload is copied.
   void send_control(int peer, ControlHeader header, std::span<const std::byte> payload);
   void on_control(ControlHandler handler) { control_ = std::move(handler); }
+  /// Without one, messages about stalls are as any other.
+  void on_stall_message(ControlHandler handler) { stall_ = std::move(handler); }
   const TransportCounts& counts() const { return counts_; }
+  using ByPeer = std::pair<int, int>;  ///< rank and tag, or rank and channel
+  const std::map<ByPeer, LaneCounts>& lanes() const { return lanes_; }
+  const std::map<ByPeer, ChannelCounts>& channels() const { return channels_; }
   Loop& loop() { return loop_; }
 
  protected:
@@ -74,9 +99,10 @@ class Transport : public Poller {
 
   Loop& loop_;
   ControlHandler control_;
+  ControlHandler stall_;
   TransportCounts counts_;
-  std::map<std::pair<int, int>, std::int64_t> sent_on_;  // messages by (peer, tag), for traces
-  std::map<std::pair<int, int>, std::int64_t> received_on_;
+  std::map<ByPeer, LaneCounts> lanes_;
+  std::map<ByPeer, ChannelCounts> channels_;
 };
 
 /// Ranks that do a collective together; `index` is this rank's place in `ranks`.

@@ -21,6 +21,7 @@ class Event {
     CHECK_CONTRACT(!set_, "an event happens once");
     set_ = true;
     if (flow_id_ != 0) end_flow_now();
+    if (count_ != nullptr) ++*count_;
     if (wait_.suspended()) wait_.wake();
   }
   bool is_set() const { return set_; }
@@ -28,6 +29,10 @@ class Event {
   void end_flow(int actor, std::uint64_t flow_id) {
     flow_actor_ = actor;
     flow_id_ = flow_id;
+  }
+  /// Adds one to `count` when the event is set; the first that is given counts.
+  void count_in(std::int64_t& count) {
+    if (count_ == nullptr) count_ = &count;
   }
   /// co_await event: returns once it is set.
   auto operator co_await() {
@@ -53,6 +58,7 @@ class Event {
   bool set_ = false;
   int flow_actor_ = 0;
   std::uint64_t flow_id_ = 0;
+  std::int64_t* count_ = nullptr;
 };
 
 }  // namespace llm

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "src/rt/idle_watch.h"
 #include "src/rt/ring.h"
 #include "src/rt/task.h"
 #include "src/rt/trace.h"
@@ -25,6 +27,7 @@ class Actor {
   Actor(std::string name, int id, bool background, Task<> task)
       : name_(std::move(name)), id_(id), background_(background), task_(std::move(task)) {}
   const std::string& name() const { return name_; }
+  bool background() const { return background_; }
   int id() const { return id_; }  ///< its place in spawn order: the thread id in traces
   bool done() const { return task_.done(); }
 
@@ -43,6 +46,8 @@ class Poller {
   /// Does what can be done now, never blocks. True when anything happened, or happens on other
   /// threads and is soon done: the loop then neither sleeps nor counts its turns as a stall.
   virtual bool poll() = 0;
+  /// For a report on a loop that is stuck in poll(): what it does. Called from any thread.
+  virtual std::string doing() const { return "a poller"; }
 };
 
 /// One rank's event loop: runs its actors on one thread, in the order they became ready, and polls
@@ -92,8 +97,22 @@ class Loop {
   /// Monotonic time of this turn's begin: good enough for "since when", cheap enough for each wait.
   std::int64_t turn_ns() const { return turn_ns_; }
 
-  /// One line a wait: actor, kind, key, peer, seconds. Sorted by age, oldest first.
+  /// By age, oldest first.
+  std::vector<WaitLine> waits() const;
+  /// One line a wait: actor, kind, key, peer, seconds.
   std::string wait_table() const;
+  /// `watch` (not owned, may be nullptr) decides on stalls in place of stall_timeout_seconds.
+  void watch(IdleWatch* watch) { watch_ = watch; }
+  /// This turn's begin and the last turn in which something moved, on a clock that stands still
+  /// while the loop does not turn: a suspended process has not waited.
+  std::int64_t idle_clock_ns() const { return turn_ns_ - skipped_ns_; }
+  std::int64_t last_progress_ns() const { return last_progress_ns_; }
+  /// What happens in this turn is not progress: a question about a stall, not its end.
+  void discount_turn() { is_discounted_ = true; }
+  /// Turns so far. Callable from any thread, as place().
+  std::uint64_t n_turns() const { return n_turns_.load(std::memory_order_relaxed); }
+  /// Where the loop's thread is: "in actor data_feed", "in MPI".
+  std::string place() const;
   /// Asio, polled about once a millisecond: signals and timers, never the hot path.
   boost::asio::io_context& io();
 
@@ -108,6 +127,7 @@ class Loop {
   };
   struct Asio;
   struct Foreign;
+  enum class Place : std::uint8_t { between, actor, poller, call };
 
   void add_actor(std::string name, bool background, Task<> task);
   bool turn();
@@ -115,7 +135,10 @@ class Loop {
   bool run_foreign();
   void poll_io();
   void resume(Ready next);
+  void trace_run(const Actor& actor, std::int64_t begin_ns) const;
+  bool poll(Poller& poller);
   void idle();
+  void give_up_or_warn(double idle_seconds);
 
   Options options_;
   Ring<Ready> ready_;
@@ -125,7 +148,16 @@ class Loop {
   Actor* current_ = nullptr;
   Wait* waits_ = nullptr;
   std::int64_t turn_ns_ = 0;
-  std::int64_t last_progress_ns_ = 0;
+  std::int64_t skipped_ns_ = 0;
+  std::int64_t last_progress_ns_ = 0;  // on the idle clock
+  bool is_discounted_ = false;
+  IdleWatch* watch_ = nullptr;
+  // Where the loop is, for other threads. The mutex is held while what they point at goes away.
+  mutable std::mutex place_mutex_;
+  std::atomic<std::uint64_t> n_turns_{0};
+  std::atomic<Place> place_{Place::between};
+  std::atomic<const Actor*> at_actor_{nullptr};
+  std::atomic<const Poller*> at_poller_{nullptr};
   std::int64_t last_io_ns_ = 0;
   bool stall_warned_ = false;
   std::atomic<Foreign*> foreign_{nullptr};

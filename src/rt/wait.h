@@ -41,6 +41,7 @@ class Wait {
  private:
   friend class Loop;
   void unlink();
+  void trace_end() const;
 
   Loop& loop_;
   const WaitName& name_;

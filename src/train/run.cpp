@@ -30,7 +30,9 @@
 #include "src/train/resume.h"
 #include "src/train/run_dir.h"
 #include "src/train/settings_from_config.h"
+#include "src/train/stalls.h"
 #include "src/train/start.h"
+#include "src/train/trace_run.h"
 #include "src/train/trainer.h"
 #include "src/train/unit_report.h"
 #include "src/train/whole_model.h"
@@ -125,28 +127,35 @@ class Run {
 
   int run() {
     open();
-    Loop loop({.stall_warning_seconds = 60,
-               .stall_timeout_seconds = start_.loaded.config.distributed.collective_timeout_seconds,
-               .warn = {}});
+    const double timeout = start_.loaded.config.distributed.collective_timeout_seconds;
+    Loop loop({.stall_warning_seconds = 60, .stall_timeout_seconds = timeout, .warn = {}});
     std::optional<Trace> trace;
     if (!request_.trace_dir.empty()) {
-      loop.trace = &trace.emplace(session_.rank(), session_.align_clocks().origin_ns);
+      loop.trace =
+          &trace.emplace(begin_trace(session_, trace_facts(start_.settings, start_.run_dir)));
     }
     MpiTransport transport(session_, loop);
     const StopSignals signals(loop);
+    std::optional<StallMonitor> monitor;  // before what may wait for a disk when it ends
     early_stop_.reset();
     std::optional<Trainer> made;
     try {
       made.emplace(loop, transport, start_.settings, inputs(signals));
       if (trace) made->trace_compute(*trace);
       made->start();
+      session_.barrier();  // from here on who does not answer has stopped
+      monitor.emplace(transport,
+                      stall_options(session_, *made, start_.settings, timeout, start_.run_dir));
       loop.run();
+      loop.spawn("end_of_run", monitor->end_together());
+      loop.run();
+      monitor->close();
     } catch (const OutOfMemory& error) {
       throw Error(error.code(), out_of_memory_text(start_.settings, session_.rank(), error.n_bytes,
                                                    storage_bytes_in_use()));
     }
     Trainer& trainer = *made;
-    if (trace) trace->write(fmt::format("{}/rank-{}.json", request_.trace_dir, session_.rank()));
+    if (trace) end_trace(session_, *trace, request_.trace_dir);
     return finish(loop, trainer);
   }
 
@@ -177,9 +186,9 @@ class Run {
     if (!request_.trace_dir.empty()) std::filesystem::create_directories(request_.trace_dir);
     if (session_.rank() != 0) return;
     warn_of_few_cores();
-    const std::string warning = bubble_warning(start_.settings);
     for (const std::string& text :
-         {warning, unit_warning(start_.settings),
+         {bubble_warning(start_.settings), pairs_warning(start_.settings),
+          unit_warning(start_.settings),
           tensor_parallel_warning(start_.settings, session_.node_of_ranks())}) {
       if (!text.empty()) fmt::print(stderr, "{}\n", text);
     }

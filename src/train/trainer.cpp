@@ -1,5 +1,6 @@
 #include "src/train/trainer.h"
 
+#include "src/rt/clock.h"
 #include "src/train/rank_plan.h"
 
 namespace llm {
@@ -194,6 +195,7 @@ void Trainer::make_metrics() {
 void Trainer::make_optimizer() {
   const Port<ParametersUpdated> to_stage_and_feed(
       [this](std::int64_t step, ParametersUpdated message) {
+        if (loop_.trace != nullptr) loop_.trace->end_step(step, now_ns());
         if (unit_gatherer_ && tied_embedding_ && state_.tied_tensor() < 0) {
           unit_gatherer_->table_received().put(step, Ready{});
         }
@@ -379,13 +381,16 @@ void Trainer::connect() {
 }
 
 void Trainer::trace_compute(Trace& trace) {
-  const auto observe = [&trace](Queue& queue, const char* row_name) {
+  const auto observe = [&trace](Queue& queue, const std::string& row_name) {
     const int row = trace.add_row(row_name);
     queue.observe([&trace, row](const char* op, std::int64_t begin_ns, std::int64_t end_ns) {
-      trace.slice(row, "op", op, 0, begin_ns, end_ns);
+      trace.op(row, op, begin_ns, end_ns);
     });
   };
   observe(compute_, "compute queue");
+  for (Queue* const lane : stage_compute_->lanes()) {
+    observe(*lane, std::string("compute queue") + lane->name());
+  }
   observe(reductions_, "reduction queue");
 }
 
@@ -394,6 +399,7 @@ void Trainer::start() {
   if (settings_.optimizer.loss_scale) initial.loss_scale = settings_.optimizer.loss_scale->initial;
   if (inputs_.resumed) initial.loss_scale = inputs_.resumed->loss_scale.scale;
   if (settings_.first_step >= settings_.n_steps) return;
+  if (loop_.trace != nullptr) loop_.trace->begin_steps(now_ns());
   stage_->parameters_updated().put(settings_.first_step, initial);
   data_feed_->parameters_updated().put(settings_.first_step, initial);
   loop_.spawn("data_feed", data_feed_->run());

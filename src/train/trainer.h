@@ -71,6 +71,8 @@ class Trainer {
   /// spawned on every rank but 0 that has one, and the loop runs again; rank 0 fetches.
   MasterServer* master_server() { return master_server_.get(); }
   MasterFetcher& master_fetcher();
+  /// What the control messages of a channel are called.
+  std::string kind_of_channel(int channel) const { return control_.kind_of(channel); }
   const Decoder& decoder() const { return decoder_; }
   Queue& compute() { return compute_; }
   /// Whether the run ended because a stop was agreed on. Known once the loop has ended.

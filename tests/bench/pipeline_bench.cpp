@@ -1,10 +1,12 @@
 // Every schedule of a pipeline on real ranks, with compute replaced by sleeps (so that a few cores
 // play many stages): one flush on the wall beside the same on the virtual clock of simulate().
 //   mpirun -n 8 pipeline_bench [microbatches=16] [forward_ms=8] [repeats=3] [trace=DIR]
+// `trace` writes each rank's timeline of the last repeat into DIR/<schedule>.
 #include <fmt/format.h>
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <thread>
@@ -16,6 +18,7 @@
 #include "src/comm/mpi/mpi_transport.h"
 #include "src/comm/queue_poller.h"
 #include "src/rt/clock.h"
+#include "src/train/trace_run.h"
 #include "tensor/storage.h"
 
 using namespace llm;
@@ -29,21 +32,19 @@ class SleepCompute : public StageCompute {
       : queue_(queue), unit_ms_(forward_ms / n_chunks), output_(rows * width * 4) {}
 
   void begin_step(std::int64_t, float) override {}
-  Task<MutView> forward(At, const Microbatch&, View) override {
+  Task<MutView> forward(const ForwardWork&) override {
     sleep(costs_.forward);
     co_return output_.view(Dtype::f32, {rows, width});
   }
-  Task<> backward(At, const Microbatch&, MutView, LossSum&) override {
-    sleep(costs_.backward);
+  Task<> backward(const BackwardWork& work) override {
+    sleep(costs_.of(work.kind));
     co_return;
   }
-  Task<> backward_input(At, const Microbatch&, MutView, LossSum&) override {
-    sleep(costs_.backward_input);
-    co_return;
-  }
-  Task<> backward_weight(At) override {
-    sleep(costs_.backward_weight);
-    co_return;
+  Task<MutView> beside(const ForwardWork& forward, const BackwardWork& backward) override {
+    sleep(costs_.forward + costs_.of(backward.kind));
+    queue_.notify(forward.done);
+    queue_.notify(backward.done);
+    co_return output_.view(Dtype::f32, {rows, width});
   }
   void release(const At&) override {}
   void embedding_backward(const At&, const Microbatch&, View) override {}
@@ -97,6 +98,10 @@ double flush_ms(const MpiSession& session, const Pipeline& pipeline, double forw
   loop.trace = trace;
   MpiTransport transport(session, loop);
   Queue queue;
+  const int row = trace->add_row("compute queue");
+  queue.observe([trace, row](const char* op, std::int64_t begin_ns, std::int64_t end_ns) {
+    trace->op(row, op, begin_ns, end_ns);
+  });
   QueuePoller poller(queue, 1);
   loop.add_poller(poller);
   SleepCompute compute(queue, forward_ms, pipeline.n_chunks);
@@ -143,6 +148,7 @@ void run(const MpiSession& session, Options& options) {
   }
   for (const Case& c :
        {Case{"gpipe", ScheduleKind::gpipe, 1}, Case{"1f1b", ScheduleKind::one_f_one_b, 1},
+        Case{"1f1b_pairs", ScheduleKind::one_f_one_b_pairs, 1},
         Case{"interleaved 2", ScheduleKind::interleaved, 2},
         Case{"zero_bubble", ScheduleKind::zero_bubble, 1},
         Case{"zero_bubble_v", ScheduleKind::zero_bubble_v, 2}}) {
@@ -152,10 +158,16 @@ void run(const MpiSession& session, Options& options) {
     const double simulated_ms = simulation.makespan * forward_ms / c.n_chunks;
     double best = 1e30;
     for (int repeat = 0; repeat < std::stoi(options["repeats"]); ++repeat) {
-      Trace trace(session.rank(), now_ns());
+      Trace trace = begin_trace(session, {.layout = c.name,
+                                          .grid = {.dp = 1, .pp = session.n_ranks(), .tp = 1},
+                                          .pipeline = pipeline,
+                                          .n_flushes = 1,
+                                          .run_dir = ""});
       best = std::min(best, flush_ms(session, pipeline, forward_ms, &trace));
       if (options["trace"].empty()) continue;
-      trace.write(fmt::format("{}/{}-rank-{}.json", options["trace"], c.name, session.rank()));
+      const std::string folder = options["trace"] + "/" + c.name;
+      std::filesystem::create_directories(folder);
+      end_trace(session, trace, folder);
     }
     if (session.rank() != 0) continue;
     const double busy = (1 - simulation.bubble()) * simulated_ms;

@@ -20,7 +20,7 @@ class Page(program.ProgramTest):
             os.symlink(program.ROOT / name, self.folder / name)
         self.write("src/a/main.cpp", "int main() {}\n")
         (self.folder / "build").mkdir()
-        for name in ("llm-train", "llm-tokenize"):
+        for name in ("llm-train", "llm-tokenize", "llm-trace"):
             os.symlink(program.PROGRAM.parent / name, self.folder / "build" / name)
 
     def run_block(self, block):

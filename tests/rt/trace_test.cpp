@@ -41,6 +41,11 @@ Task<> waits(Event& event) {
   co_await event;
 }
 
+Task<> puts(Inbox<int>& inbox, std::int64_t key) {
+  inbox.put(key, 1);
+  co_return;
+}
+
 }  // namespace
 
 TEST_CASE("a trace is JSON with named rows, slices in time order and both ends of a flow") {
@@ -93,6 +98,71 @@ TEST_CASE("a loop's waits become slices of their actor, named by kind and key") 
   CHECK(slices[0]["cat"] == "wait");
   CHECK(slices[0]["args"]["key"] == 4);
   CHECK(slices[0]["tid"] == 0);
+}
+
+TEST_CASE("a wait's slice names the actor that ended it, and a message that did has an arrow") {
+  TemporaryFile file;
+  Trace trace(0, 0);
+  Loop loop;
+  loop.trace = &trace;
+  Inbox<int> inbox(loop, WaitName("grads_ready", "stage"));
+  std::vector<int> taken;
+  loop.spawn("reducer", take_keys(inbox, {0, 1}, taken));
+  loop.run_until_idle();
+  loop.spawn("stage", puts(inbox, 0));
+  loop.run_until_idle();
+  trace.set_arriving(77);
+  inbox.put(1, 1);
+  CHECK(trace.take_arriving() == 0);
+  loop.run();
+  trace.write(file.path);
+  const auto slices = events_of(file.read(), "X");
+  REQUIRE(slices.size() == 2);
+  CHECK(slices[0]["args"]["by"] == 1);
+  CHECK(slices[0]["args"]["peer"] == "stage");
+  CHECK(!slices[1]["args"].contains("by"));
+  const auto ends = events_of(file.read(), "f");
+  REQUIRE(ends.size() == 1);
+  CHECK(ends[0]["id"] == "4d");
+  CHECK(ends[0]["cat"] == "control");
+  CHECK(ends[0]["tid"] == 0);
+}
+
+TEST_CASE("tiles of an op that follow each other are one slice, others are not joined") {
+  TemporaryFile file;
+  Trace trace(0, 0);
+  const int one = trace.add_row("compute queue");
+  const int two = trace.add_row("reduction queue");
+  trace.op(one, "linear", 0, 1'000'000);
+  trace.op(two, "linear", 1'001'000, 1'500'000);
+  trace.op(one, "linear", 1'505'000, 2'000'000);  // after more than a poll
+  trace.op(one, "linear", 2'004'000, 3'000'000);
+  trace.op(one, "norm", 3'001'000, 4'000'000);
+  trace.write(file.path);
+  const auto slices = events_of(file.read(), "X");
+  REQUIRE(slices.size() == 4);
+  CHECK(slices[2]["ts"] == 1505.0);
+  CHECK(slices[2]["dur"] == 1495.0);
+  CHECK(slices[2]["args"]["key"] == 2);
+  CHECK(slices[3]["name"] == "norm");
+}
+
+TEST_CASE("a clock that runs apart from rank 0's is stretched to it, and facts are the file's") {
+  TemporaryFile file;
+  Trace trace(1, 1000);
+  trace.describe("llm_train", R"({"rank":1})");
+  trace.begin_steps(1000);
+  trace.end_step(1, 51'000);
+  trace.end_step(2, 101'000);
+  trace.align_end(101'000, 200'000);
+  trace.write(file.path);
+  CHECK(file.read()["otherData"]["llm_train"]["rank"] == 1);
+  const auto steps = events_of(file.read(), "X");
+  REQUIRE(steps.size() == 2);
+  CHECK(steps[0]["ts"] == 0.0);
+  CHECK(steps[1]["ts"] == 100.0);
+  CHECK(steps[1]["dur"] == 100.0);
+  CHECK(steps[1]["args"]["key"] == 2);
 }
 
 TEST_CASE("an event ends a message's flow when it is set") {

@@ -32,12 +32,7 @@ std::string job_name() {
 
 /// Gone, or a zombie that its launcher has not looked after yet.
 bool has_ended(int process) {
-  if (kill(process, 0) != 0) return errno == ESRCH;
-  std::ifstream file(fmt::format("/proc/{}/stat", process));
-  const std::string stat(std::istreambuf_iterator<char>(file), {});
-  const std::size_t name_end =
-      stat.rfind(')');  // "PID (NAME) STATE ...", and NAME may hold anything
-  return name_end != std::string::npos && name_end + 2 < stat.size() && stat[name_end + 2] == 'Z';
+  return process_state(process) == "ended";
 }
 
 std::vector<int>& node_processes() {
@@ -46,6 +41,17 @@ std::vector<int>& node_processes() {
 }
 
 }  // namespace
+
+std::string process_state(int process) {
+  if (kill(process, 0) != 0) return errno == ESRCH ? "ended" : "";
+  std::ifstream file(fmt::format("/proc/{}/stat", process));
+  const std::string stat(std::istreambuf_iterator<char>(file), {});
+  const std::size_t name_end =
+      stat.rfind(')');  // "PID (NAME) STATE ...", and NAME may hold anything
+  if (name_end == std::string::npos || name_end + 2 >= stat.size()) return "";
+  const char state = stat[name_end + 2];
+  return state == 'Z' || state == 'X' ? "ended" : state == 'T' || state == 't' ? "stopped" : "";
+}
 
 void set_node_processes(std::vector<int> processes) {
   // Ranks in containers of their own do not see each other: then the claim alone decides.

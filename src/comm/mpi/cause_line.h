@@ -1,4 +1,5 @@
 #pragma once
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -7,6 +8,9 @@ namespace llm {
 /// The processes of this job's ranks on this node. From here on a rank that finds one of them ended
 /// knows that the cause was another's: it has been said, by that rank or by the launcher.
 void set_node_processes(std::vector<int> processes);
+
+/// "ended" of a process that is gone, or a zombie; "stopped" by a signal; "" of any other.
+std::string process_state(int process);
 
 /// True for the first caller among this job's ranks on this node. Local and without files: nothing
 /// is left behind however the ranks end.

@@ -2,6 +2,7 @@
 
 #include <mpi.h>
 #include <sched.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -44,6 +45,10 @@ constexpr unsigned echo_ms = 1000;
 constexpr unsigned tables_ms = 500;
 // Who is not the first waits for the first one's MPI_Abort; after that it ends the job itself.
 constexpr unsigned second_ms = 3000;
+
+// MPI_Abort asks the launcher, which may be behind a link that is down.
+constexpr unsigned abort_seconds = 2;
+volatile sig_atomic_t abort_code = static_cast<int>(ExitCode::internal);
 
 void pause_ms(unsigned n) {
   usleep(n * 1000);
@@ -146,14 +151,14 @@ void MpiSession::number_ranks_by_node() {
 }
 
 /// So that a rank can tell whether one that shares its node has ended before it.
-void MpiSession::meet_node_processes() const {
-  std::vector<int> processes(static_cast<std::size_t>(n_ranks_));
+void MpiSession::meet_node_processes() {
+  processes_.resize(static_cast<std::size_t>(n_ranks_));
   const int self = getpid();
-  CHECK_MPI(MPI_Allgather(&self, 1, MPI_INT, processes.data(), 1, MPI_INT, communicator_->all),
+  CHECK_MPI(MPI_Allgather(&self, 1, MPI_INT, processes_.data(), 1, MPI_INT, communicator_->all),
             no_peer);
   std::vector<int> here;
   for (int rank = 0; rank < n_ranks_; ++rank) {
-    if (is_on_this_node(rank)) here.push_back(processes[static_cast<std::size_t>(rank)]);
+    if (is_on_this_node(rank)) here.push_back(processes_[static_cast<std::size_t>(rank)]);
   }
   set_node_processes(std::move(here));
 }
@@ -246,8 +251,31 @@ void MpiSession::fail(ExitCode code, const std::string& message) const {
 void MpiSession::abort(int code) const {
   CHECK_CONTRACT(code > 0 && code < 256, "mpirun takes other codes for success");
   std::fflush(nullptr);
+  abort_code = code;
+  signal(SIGALRM, [](int) { _exit(abort_code); });
+  alarm(abort_seconds);
   MPI_Abort(MPI_COMM_WORLD, code);
   _exit(code);
+}
+
+std::string MpiSession::process_state(int rank) const {
+  if (!is_on_this_node(rank)) return "";
+  return llm::process_state(processes_[static_cast<std::size_t>(rank)]);
+}
+
+void MpiSession::end_stalled(const std::string& message) const {
+  constexpr int code = static_cast<int>(ExitCode::internal);
+  if (claim_cause_line()) {
+    print_cause_line(rank_, message);
+    if (n_ranks_ > 1) pause_ms(tables_ms);
+  } else {
+    std::fputs(fmt::format("rank {}: {}\n", rank_, message).c_str(), stderr);
+    std::fflush(nullptr);
+    pause_ms(second_ms);
+  }
+  // MPI's calls but for MPI_Abort belong to the first thread.
+  if (getpid() == gettid()) leave(code);
+  abort(code);
 }
 
 void MpiSession::leave(int code) const {

@@ -40,6 +40,8 @@ class MpiSession {
   int node_of(int rank) const { return node_of_[static_cast<std::size_t>(rank)]; }
   int n_nodes() const { return node_of_.back() + 1; }
   bool is_on_this_node(int rank) const { return node_of(rank) == node_of(rank_); }
+  /// "stopped" by a signal, "ended", or "" for any other process and for a rank of another node.
+  std::string process_state(int rank) const;
 
   struct Communicator;  // keeps mpi.h out of this header
   const Communicator& communicator() const { return *communicator_; }
@@ -58,21 +60,26 @@ class MpiSession {
   /// Ends every rank with the message as the cause line; of several ranks of a node that fail
   /// together one prints it. Callable from any thread.
   [[noreturn]] void fail(ExitCode code, const std::string& message) const;
-  /// Ends every rank with `code` (1 .. 255). Callable from any thread.
+  /// Ends every rank with `code` (1 .. 255), this one in any case. Callable from any thread.
   [[noreturn]] void abort(int code) const;
   /// abort() on this session's thread. A process that nobody launched has no peers to take along or
   /// to wait for: it leaves nothing behind and adds none of MPI's own text.
   [[noreturn]] void leave(int code) const;
+  /// Ends every rank of a run that stands still: the cause line from one rank a node, after the
+  /// others had the time to tell what they wait for. Callable from any thread; returns to nobody,
+  /// so that nothing is waited for on the way out.
+  [[noreturn]] void end_stalled(const std::string& message) const;
 
  private:
   void number_ranks_by_node();
-  void meet_node_processes() const;
+  void meet_node_processes();
 
   int rank_ = 0;
   int n_ranks_ = 1;
   int local_rank_ = 0;
   int ranks_per_node_ = 1;
   std::vector<int> node_of_ = {0};  // by rank
+  std::vector<int> processes_;      // by rank, on whichever node
   bool launched_ = false;           // by mpirun or srun
   std::unique_ptr<Communicator> communicator_;
 };

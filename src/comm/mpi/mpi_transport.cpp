@@ -182,8 +182,11 @@ bool MpiTransport::State::poll(MpiTransport& transport) {
     if (owner_of(i).part == header_part) check(i, owner_of(i));
   }
   const MPI_Status* control_status = nullptr;
+  bool progress = false;
   for (std::size_t i = 0; i < n; ++i) {
     if (owner_of(i).part != header_part) check(i, owner_of(i));
+    // Nobody waits for a control message to leave.
+    progress |= owner_of(i).control == nullptr;
     if (completed[i] == 0) {
       control_status = &statuses[i];
     } else {
@@ -194,7 +197,7 @@ bool MpiTransport::State::poll(MpiTransport& transport) {
   const bool has_control = control_status != nullptr;
   forget_completed();
   if (has_control) take_controls(transport, control_copy);
-  return true;
+  return progress;
 }
 
 /// The idle case. Test looks again after it let MPI progress, where Testsome leaves that to the

@@ -34,6 +34,7 @@ class MpiTransport : public Transport {
   int rank() const override { return rank_; }
   int n_ranks() const override { return n_ranks_; }
   bool poll() override;
+  std::string doing() const override { return "MPI"; }
 
  protected:
   void do_send(int peer, int tag, const Header& header, View tensor, Event& sent) override;
