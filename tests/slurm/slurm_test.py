@@ -117,8 +117,9 @@ class Slurm(program.ProgramTest):
                 self.assertEqual(done.code, 0, done)
                 self.check_same(run, "plain")
                 self.assertIn(f"4 ranks ({4 // nodes} a node)", done.out)
-                for node in range(nodes):
-                    self.assertRegex(done.out, rf"(?m)^{node * 4 // nodes}\S* +n{node} ")
+                rows = re.findall(r"(?m)^(\d+)(?:-\d+)? +(n\d) +\S+ +cpu$", done.out)  # one a node, whichever SLURM gave
+                self.assertEqual([int(first) for first, _ in rows], [node * 4 // nodes for node in range(nodes)], done.out)
+                self.assertEqual(len({host for _, host in rows}), nodes, done.out)
                 spans = "warning: distributed.tp_size is 2, but nodes have 1 rank" in done.err
                 self.assertEqual(spans, nodes == 4, done.err)
 
