@@ -158,7 +158,8 @@ void StallMonitor::idle() {
   const std::int64_t now = loop_.idle_clock_ns();
   const std::int64_t timeout_ns = ns_of(options_.timeout_seconds);
   if (now - latest_ns() < timeout_ns) {
-    if (std::exchange(state_, State::waiting) != State::waiting && !options_.folder.empty()) {
+    if (std::exchange(state_, State::waiting) != State::waiting) {
+      has_said_table_ = false;
       std::error_code ignored;
       std::filesystem::remove(path_of(transport_.rank()), ignored);
     }

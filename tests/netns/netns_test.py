@@ -100,6 +100,7 @@ class Network:
         if self.switch is not None:
             self.switch.kill()
             self.switch.communicate()
+            self.switch = None
         for node in NODES:
             ip("netns", "del", node, check=False)
 
@@ -116,6 +117,7 @@ class TwoNodes(program.ProgramTest):
                                    stderr=subprocess.PIPE, env=self.environment, start_new_session=True)
         process.begin = time.monotonic()
         self.addCleanup(self.end, process)
+        self.addCleanup(self.network.close)  # first: daemons of the far node hold the process's pipes
         return process
 
     def test_training_over_two_nodes_has_the_bits_of_one(self):
@@ -138,7 +140,7 @@ class TwoNodes(program.ProgramTest):
         data = [f"data.dataset_path={self.text()}", f"logging.run_dir={self.folder}/run", "training.max_steps=1000000",
                 "training.epochs=1000000", f"distributed.collective_timeout_seconds={STALL_SECONDS}"]
         note = self.folder / "note.sh"  # each rank's exit code: mpirun sees that of its own side alone
-        note.write_text(f'#!/bin/sh\n"$@"\necho $? > {self.folder}/code-$OMPI_COMM_WORLD_RANK\n')
+        note.write_text(f'#!/bin/sh\ntrap "" TERM CONT\n"$@"\necho $? > {self.folder}/code-$OMPI_COMM_WORLD_RANK\n')
         note.chmod(0o755)
         process = self.start_on_nodes(*program.TINY, *data, ranks=2, wrapper=[str(note)])
         metrics = self.folder / "run/metrics.jsonl"
@@ -155,7 +157,10 @@ class TwoNodes(program.ProgramTest):
 
         program.wait_until(lambda: not ranks_left(), 60)
         self.assertLess(time.monotonic() - begin, STALL_SECONDS + 5)
+        codes = {rank: self.folder / f"code-{rank}" for rank in range(2)}
+        program.wait_until(lambda: all(code.exists() for code in codes.values()), 5)
         for rank, table in enumerate(tables):
+            self.assertEqual(codes[rank].read_text(), "70\n", rank)
             said = table.read_text().splitlines()[0]
             self.assertRegex(said, rf"stalled: .* (unreachable|silent): .*rank {1 - rank}\b", rank)
 
