@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 
 namespace llm {
 namespace {
@@ -45,9 +46,10 @@ Activity::Activity(const Timeline& timeline, std::size_t rank_index) {
 }
 
 void Activity::add_busy(const RankTimeline& rank) {
-  const auto row = std::find_if(rank.rows.begin(), rank.rows.end(),
-                                [](const TimelineRow& r) { return r.name == "compute queue"; });
-  const int compute_row = row == rank.rows.end() ? -1 : row->id;
+  std::set<int> compute_rows;  // the queue's own, and those of its pairs' two sides
+  for (const TimelineRow& row : rank.rows) {
+    if (row.name.starts_with("compute queue")) compute_rows.insert(row.id);
+  }
   const bool has_ops = std::any_of(rank.slices.begin(), rank.slices.end(),
                                    [](const auto& s) { return s.kind == SliceKind::op; });
   std::size_t action = 0;
@@ -59,7 +61,7 @@ void Activity::add_busy(const RankTimeline& rank) {
     if (slice.end_ns <= begin_ns) continue;
     end_ns = slice.end_ns;
     Busy busy{begin_ns, end_ns, slice.row, slice.name, is_action};
-    if (slice.kind == SliceKind::op && slice.row == compute_row) {
+    if (slice.kind == SliceKind::op && compute_rows.contains(slice.row)) {
       busy.is_model = true;
       while (action < all_actions_.size() && all_actions_[action]->end_ns <= begin_ns) ++action;
       if (action < all_actions_.size() && all_actions_[action]->begin_ns <= begin_ns) {
