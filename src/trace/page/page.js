@@ -51,6 +51,7 @@ const overlapOf = (step) => {
 const number = (value, digits = 1) => value.toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
 const percent = (part) => Number.isFinite(part) ? `${number(100 * part, part < 0.0995 ? 1 : 0)} %` : "\u2013";
 function duration(ms) {
+  if (Math.abs(ms) < 1e-9) return "0";
   if (ms >= 1000) return `${number(ms / 1000, 2)} s`;
   if (ms >= 1) return `${number(ms, ms < 10 ? 2 : 1)} ms`;
   return `${number(ms * 1000, 1)} \u00b5s`;
@@ -176,7 +177,7 @@ function drawRuler() {
   pen.textBaseline = "middle";
   pen.textAlign = "left";
   const every = niceStep(110 / scale());
-  for (let t = Math.ceil(state.begin / every) * every; t <= state.end; t += every) {
+  for (let t = Math.max(0, Math.ceil(state.begin / every) * every); t <= state.end; t += every) {
     const x = xOf(t);
     pen.fillStyle = colors.line;
     pen.fillRect(x, RULER - 6, 1, height - RULER + 6);
@@ -287,13 +288,16 @@ function drawPath() {
   for (const step of data.steps) {
     if (step.end < state.begin || step.begin > state.end) continue;
     pen.beginPath();
+    const jumps = (step.end - step.begin) * scale() > 160;  // otherwise only where it is
     let last = null;
     for (const [kind, rank, from, , , begin, end] of step.path) {
       if (end < state.begin || begin > state.end) { last = null; continue; }
       const y1 = yOf(rank) - ACTION / 2 - 2.5;
       const y0 = kind === 1 ? yOf(from) - ACTION / 2 - 2.5 : y1;
       const x0 = xOf(begin), x1 = xOf(end);
-      if (last === null || Math.abs(last[0] - x0) > 0.5 || Math.abs(last[1] - y0) > 0.5) pen.moveTo(x0, y0);
+      if (!jumps && y0 !== y1) { last = null; continue; }
+      if (!jumps && last !== null && last[1] !== y0) last = null;
+      if (last === null || Math.abs(last[0] - x0) > 2 || Math.abs(last[1] - y0) > 0.5) pen.moveTo(x0, y0);
       if (x1 - x0 < 0.4 && y0 === y1) { last = last ?? [x0, y0]; continue; }
       pen.lineTo(x1, y1);
       last = [x1, y1];
@@ -474,9 +478,9 @@ function showTiles() {
     tile(String(data.ranks.length), data.ranks.length === 1 ? "rank" : "ranks", `${steps.length} step${steps.length === 1 ? "" : "s"}`),
     tile(number(medianOf(steps.map((step) => step.ms)), 1), "ms", "a step, median"),
     tile(number(100 * all("compute")), "%", "compute", all("compute"), "f"),
-    tile(number(100 * all("exposed")), "%", "waits for messages", all("exposed"), "a")];
+    tile(number(100 * all("exposed")), "%", "waits for messages", all("exposed"), "message")];
   const overlap = sumOf(steps.map((step) => meanOf(step, "overlapped"))) / sumOf(steps.map((step) => meanOf(step, "in_flight")));
-  if (Number.isFinite(overlap)) tiles.push(tile(number(100 * overlap, 0), "%", "of messages' time overlapped", overlap, "u"));
+  if (Number.isFinite(overlap)) tiles.push(tile(number(100 * overlap, 0), "%", "of messages overlapped", overlap, "u"));
   const piped = steps.filter((step) => step.bubble !== undefined);
   if (piped.length) {
     const bubble = sumOf(piped.map((step) => step.bubble)) / piped.length;
@@ -533,7 +537,9 @@ function showPath(step) {
     return row;
   }));
 }
-const PARTS = [["compute", "f"], ["sums", "s"], ["actors", "a"], ["exposed", "message"], ["waits", "call"], ["other", "wait"]];
+const PARTS = [
+  ["compute", "f", "compute"], ["sums", "s", "sums"], ["actors", "a", "actors at work"], ["exposed", "message", "waits for messages"],
+  ["waits", "call", "other waits"], ["other", "wait", "not recorded"]];
 function showRanks(step) {
   byId("straggler").textContent = data.ranks.length > 1
     ? `Rank ${step.slowest} computes longest, ${duration(step.beyond_ms)} beyond the median.` : "";
@@ -550,6 +556,11 @@ function showRanks(step) {
     }
     row.append(head, stack);
     return row;
+  }));
+  byId("parts").replaceChildren(...PARTS.filter(([member]) => step.ranks.some((rank) => rank[member] > 0)).map(([, color, text]) => {
+    const entry = element("li");
+    entry.append(element("i", "", {"--color": `var(--${color})`}), text);
+    return entry;
   }));
 }
 function showStep() {
@@ -598,7 +609,7 @@ function prepare(chart) {
   brush.setTransform(ratio, 0, 0, ratio, 0, 0);
   brush.clearRect(0, 0, w, h);
   brush.font = "11px Inter, system-ui, sans-serif";
-  return {brush, w, h, left: 46, bottom: h - 20, top: 8};
+  return {brush, w, h, left: 66, bottom: h - 20, top: 8};
 }
 function axis({brush, w, left, bottom, top}, low, high, text) {
   brush.textAlign = "right";
@@ -634,8 +645,8 @@ function drawStepChart() {
   for (let s = 0; s < data.steps.length; s += every) brush.fillText(String(data.steps[s].step || ""), left + s * each + 2, h - 8);
 }
 byId("step-chart").addEventListener("click", (event) => {
-  const each = (event.target.clientWidth - 46) / data.steps.length;
-  const s = Math.floor((event.offsetX - 46) / each);
+  const each = (event.target.clientWidth - 66) / data.steps.length;
+  const s = Math.floor((event.offsetX - 66) / each);
   if (s >= 0 && s < data.steps.length) chooseStep(s);
 });
 function drawLossChart() {
