@@ -8,12 +8,13 @@
 namespace llm {
 namespace {
 
+constexpr std::array<const char*, 2> pair_names{", forward of a pair", ", backward of a pair"};
+
 Range blocks_in(const ModelConfig& config, Range layers) {
   return {std::max<std::int64_t>(layers.begin, 0), std::min(layers.end, config.n_layers)};
 }
 
-}  // namespace
-
+/// The layers whose parameters an action of a chunk reads, in its order.
 std::vector<std::int64_t> layers_read(const ModelConfig& config, Range layers, Action::Kind kind) {
   const Range blocks = blocks_in(config, layers);
   std::vector<std::int64_t> read;
@@ -28,6 +29,48 @@ std::vector<std::int64_t> layers_read(const ModelConfig& config, Range layers, A
     read.insert(read.begin(), head_layer(config));
   }
   return read;
+}
+
+void add_one(const std::vector<std::int64_t>& read, LayerUses& uses) {
+  for (const std::int64_t layer : read) {
+    uses.done_with.push_back(static_cast<int>(uses.layers.size()));
+    uses.layers.push_back(layer);
+  }
+}
+
+/// As beside() acquires them: in rounds of one layer each, whose work is enqueued a round later.
+void add_pair(const std::array<std::vector<std::int64_t>, 2>& read, LayerUses& uses) {
+  const std::size_t n_rounds = std::max(read[0].size(), read[1].size());
+  std::vector<int> round_end;
+  for (std::size_t round = 0; round < n_rounds; ++round) {
+    for (const std::vector<std::int64_t>& of_one : read) {
+      if (round < of_one.size()) uses.layers.push_back(of_one[round]);
+    }
+    round_end.push_back(static_cast<int>(uses.layers.size()) - 1);
+  }
+  for (std::size_t round = 0; round < n_rounds; ++round) {
+    const int done_with = round_end[std::min(round + 1, n_rounds - 1)];
+    while (static_cast<int>(uses.done_with.size()) <= round_end[round]) {
+      uses.done_with.push_back(done_with);
+    }
+  }
+}
+
+}  // namespace
+
+void add_uses(const ModelConfig& config, const LayerRanges& chunks, const Schedule& schedule,
+              LayerUses& uses) {
+  const auto read_by = [&](const Action& action) {
+    return layers_read(config, chunks[static_cast<std::size_t>(action.chunk)], action.kind);
+  };
+  for (std::size_t i = 0; i < schedule.size(); ++i) {
+    if (schedule[i].beside_next) {
+      add_pair({read_by(schedule[i]), read_by(schedule[i + 1])}, uses);
+      ++i;
+    } else {
+      add_one(read_by(schedule[i]), uses);
+    }
+  }
 }
 
 std::vector<std::int64_t> layers_validated(const ModelConfig& config, Range layers) {
@@ -51,6 +94,10 @@ ComputeBytes compute_bytes(const ModelConfig& config, const DecoderCompute::Plan
     bytes.deltas = std::max(bytes.deltas, n_blocks * of_block);
   }
   if (plan.recompute == Recompute::block) bytes.recomputed = recomputed;
+  if (plan.has_pairs) {
+    bytes.recomputed *= 2;
+    bytes.scratch *= 2;
+  }
   return bytes;
 }
 
@@ -75,8 +122,12 @@ DecoderCompute::DecoderCompute(Queue& queue, Plan plan, const Decoder& decoder, 
     tied_.emplace(state_, tied_accumulation(plan_.accumulation), plan_.n_pending_leaves);
   }
   const ComputeBytes bytes = compute_bytes(config, plan_);
-  scratch_ = Arena(bytes.scratch);
-  recomputed_ = Arena(bytes.recomputed);
+  const int n_rooms = plan_.has_pairs ? 2 : 1;
+  for (int i = 0; i < n_rooms; ++i) {
+    rooms_[static_cast<std::size_t>(i)] = {Arena(bytes.scratch / n_rooms),
+                                           Arena(bytes.recomputed / n_rooms)};
+  }
+  if (plan_.has_pairs) alternation_.emplace(queue_, pair_names);
   saved_bytes_ = bytes.saved;
   delta_bytes_ = bytes.deltas;
 }
@@ -92,18 +143,27 @@ void DecoderCompute::begin_step(std::int64_t step, float loss_scale) {
   }
 }
 
-Pass DecoderCompute::pass(std::int64_t batch, std::int64_t first_sample, std::int64_t step,
-                          bool training) {
-  return {.queue = queue_,
-          .scratch = scratch_,
-          .batch = batch,
+std::vector<Queue*> DecoderCompute::lanes() {
+  if (!alternation_) return {};
+  return {&alternation_->lane(0), &alternation_->lane(1)};
+}
+
+Pass DecoderCompute::pass(const Lane& lane, const Samples& samples) {
+  return {.queue = lane.queue,
+          .scratch = lane.room.scratch,
+          .batch = samples.batch,
           .seq_len = plan_.seq_len,
-          .training = training,
+          .training = samples.training,
           .seed = plan_.seed,
-          .step = step,
-          .first_sample = first_sample,
+          .step = samples.step,
+          .first_sample = samples.first_sample,
           .sums = sums_,
           .exchange = exchange_};
+}
+
+Pass DecoderCompute::pass_of(const Lane& lane, const At& at) {
+  const InFlight& flight = in_flight(at);
+  return pass(lane, {flight.batch, flight.first_sample, at.step, true});
 }
 
 void DecoderCompute::set_losses(Pass& p, const Microbatch& microbatch, LossSum& loss) const {
@@ -143,73 +203,146 @@ Task<> DecoderCompute::acquire(std::int64_t step, std::int64_t layer) {
   if (parameters_->moves()) values_.insert_or_assign(layer, state_.values(layer));
 }
 
-void DecoderCompute::give_back(std::int64_t layer) {
-  if (parameters_ != nullptr) parameters_->release(layer);
-}
-
-Task<> DecoderCompute::acquire_head(At at) {
-  const std::int64_t head = head_layer(decoder_.config());
-  if (has(at.chunk, head)) co_await acquire(at.step, head);
-}
-
-Task<MutView> DecoderCompute::forward(At at, const Microbatch& microbatch, View input) {
-  const bool recompute = plan_.recompute == Recompute::block;
-  InFlight& flight = in_flight_[{at.chunk, at.m}];
-  flight.batch = microbatch.batch;
-  flight.first_sample = microbatch.first_sample;
-  flight.arena = take(free_arenas_, saved_bytes_);
-  const Pass p = pass(microbatch.batch, microbatch.first_sample, at.step, true);
-  View x = input;
-  if (has(at.chunk, embedding_layer)) {
-    co_await acquire(at.step, embedding_layer);
-    flight.output =
-        decoder_.embed_forward(p, values(embedding_layer), microbatch.tokens, flight.arena);
-    give_back(embedding_layer);
-    x = flight.output;
+void DecoderCompute::give_back(const Lane& lane, std::int64_t layer) {
+  if (parameters_ == nullptr) return;
+  if (lane.held != nullptr) {
+    lane.held->push_back(layer);
+  } else {
+    parameters_->release(layer);
   }
-  const Range blocks = blocks_of(at.chunk);
-  for (std::int64_t layer = blocks.begin; layer < blocks.end; ++layer) {
-    co_await acquire(at.step, layer);
+}
+
+void DecoderCompute::release_held(std::vector<std::int64_t>& held) {
+  for (const std::int64_t layer : held) parameters_->release(layer);
+  held.clear();
+}
+
+std::vector<std::int64_t> DecoderCompute::layers_of(int chunk, Action::Kind kind) const {
+  const Range layers = plan_.chunks[static_cast<std::size_t>(chunk)];
+  std::vector<std::int64_t> all = layers_read(decoder_.config(), layers, kind);
+  const bool is_whole = kind == Action::Kind::backward || kind == Action::Kind::backward_input;
+  if (is_whole && has(chunk, embedding_layer)) all.push_back(embedding_layer);
+  return all;
+}
+
+void DecoderCompute::begin_forward(const ForwardWork& work) {
+  InFlight& flight = in_flight_[{work.at.chunk, work.at.m}];
+  flight.batch = work.microbatch->batch;
+  flight.first_sample = work.microbatch->first_sample;
+  flight.arena = take(free_arenas_, saved_bytes_);
+}
+
+Task<MutView> DecoderCompute::forward(const ForwardWork& work) {
+  begin_forward(work);
+  const Lane lane = alone();
+  for (const std::int64_t layer : layers_of(work.at.chunk, Action::Kind::forward)) {
+    co_await forward_layer(lane, work, layer);
+  }
+  co_return in_flight(work.at).output;
+}
+
+Task<> DecoderCompute::forward_layer(const Lane& lane, const ForwardWork& work,
+                                     std::int64_t layer) {
+  co_await acquire(work.at.step, layer);
+  InFlight& flight = in_flight(work.at);
+  const Pass p = pass_of(lane, work.at);
+  if (layer == embedding_layer) {
+    flight.output = decoder_.embed_forward(p, values(layer), work.microbatch->tokens, flight.arena);
+  } else {
+    const View x = flight.output.empty() ? work.input : flight.output;
     const ModelConfig& config = decoder_.config();
     const std::int64_t n_own = config.tp.rows(p.n_tokens()).size();
     const MutView y = flight.arena.take(config.compute, {n_own, config.hidden_size});
-    Arena& saved = recompute ? recomputed_ : flight.arena;
+    const bool recompute = plan_.recompute == Recompute::block;
+    Arena& saved = recompute ? lane.room.recomputed : flight.arena;
     flight.blocks.push_back(decoder_.block_forward(p, layer, values(layer), x, saved, y));
-    give_back(layer);
-    recomputed_.release_to(0);
+    lane.room.recomputed.release_to(0);
     flight.output = y;
-    x = y;
   }
-  co_return flight.output;
+  give_back(lane, layer);
 }
 
-void DecoderCompute::head_backward(const Pass& p, const At& at, const Microbatch& microbatch,
-                                   MutView grad, LossSum& loss) {
+void DecoderCompute::begin_backward(const BackwardWork& work) {
+  if (work.kind != Action::Kind::backward_input) return;
+  in_flight(work.at).deltas = take(free_deltas_, delta_bytes_);
+}
+
+Task<> DecoderCompute::backward(const BackwardWork& work) {
+  begin_backward(work);
+  const Lane lane = alone();
+  for (const std::int64_t layer : layers_of(work.at.chunk, work.kind)) {
+    co_await backward_layer(lane, work, layer);
+  }
+}
+
+Task<> DecoderCompute::backward_layer(const Lane& lane, const BackwardWork& work,
+                                      std::int64_t layer) {
+  Pass p = pass_of(lane, work.at);
+  if (layer == embedding_layer) {
+    embed_backward(lane, p, work);
+    co_return;
+  }
+  co_await acquire(work.at.step, layer);
+  if (work.kind == Action::Kind::backward_weight) {
+    block_backward_weight(lane, p, work.at, layer);
+    co_return;
+  }
+  set_losses(p, *work.microbatch, *work.loss);
+  if (layer == head_layer(decoder_.config())) {
+    head_backward(lane, p, work);
+  } else {
+    block_backward(lane, p, work, layer);
+  }
+}
+
+Task<MutView> DecoderCompute::beside(const ForwardWork& forward, const BackwardWork& backward) {
+  begin_forward(forward);
+  begin_backward(backward);
+  const std::vector<std::int64_t> first = layers_of(forward.at.chunk, Action::Kind::forward);
+  const std::vector<std::int64_t> second = layers_of(backward.at.chunk, backward.kind);
+  std::vector<std::int64_t> held;         // of this round
+  std::vector<std::int64_t> held_before;  // of the one before
+  const Lane forward_lane{alternation_->lane(0), rooms_[0], &held};
+  const Lane backward_lane{alternation_->lane(1), rooms_[1], &held};
+  for (std::size_t round = 0; round < std::max(first.size(), second.size()); ++round) {
+    if (round < first.size()) co_await forward_layer(forward_lane, forward, first[round]);
+    if (round < second.size()) co_await backward_layer(backward_lane, backward, second[round]);
+    alternation_->end_round();
+    release_held(held_before);
+    std::swap(held, held_before);
+  }
+  forward_lane.queue.notify(forward.done);
+  backward_lane.queue.notify(backward.done);
+  alternation_->finish();
+  release_held(held_before);
+  co_return in_flight(forward.at).output;
+}
+
+void DecoderCompute::head_backward(const Lane& lane, const Pass& p, const BackwardWork& work) {
+  const At& at = work.at;
   const std::int64_t head = head_layer(decoder_.config());
-  if (!has(at.chunk, head)) return;
   Gradients grads = gradients(head, at.m);
   if (tied_) {
     grads[Role::head_weight] = tied_->leaf(at.m);
-    if (write(at.m) == Write::add) fill(queue_, 0, grads[Role::head_weight]);
+    if (write(at.m) == Write::add) fill(lane.queue, 0, grads[Role::head_weight]);
   }
-  decoder_.head_forward_backward(p, values(head), in_flight(at).output, microbatch.labels,
-                                 loss_scale_, grads, write(at.m), grad, loss);
-  give_back(head);
-  accumulate(head, at.m, GradientPart::all);
-  complete(head, at.m);
+  decoder_.head_forward_backward(p, values(head), in_flight(at).output, work.microbatch->labels,
+                                 loss_scale_, grads, write(at.m), work.grad, *work.loss);
+  give_back(lane, head);
+  accumulate(lane.queue, head, at.m, GradientPart::all);
+  complete(lane.queue, head, at.m);
 }
 
-void DecoderCompute::embed_backward(const Pass& p, const At& at, const Microbatch& microbatch,
-                                    MutView grad) {
-  if (!has(at.chunk, embedding_layer)) return;
-  Gradients grads = gradients(embedding_layer, at.m);
+void DecoderCompute::embed_backward(const Lane& lane, const Pass& p, const BackwardWork& work) {
+  const int m = work.at.m;
+  Gradients grads = gradients(embedding_layer, m);
   const bool is_tied = decoder_.config().tie_embeddings;
-  if (tied_) grads[Role::token_embedding] = tied_->leaf(at.m);
-  decoder_.embed_backward(p, microbatch.tokens, grad, grads, is_tied ? Write::add : write(at.m),
-                          write(at.m));
-  accumulate(embedding_layer, at.m, GradientPart::all);
-  if (tied_) tied_->merge(queue_, at.m);
-  complete(embedding_layer, at.m);
+  if (tied_) grads[Role::token_embedding] = tied_->leaf(m);
+  decoder_.embed_backward(p, work.microbatch->tokens, work.grad, grads,
+                          is_tied ? Write::add : write(m), write(m));
+  accumulate(lane.queue, embedding_layer, m, GradientPart::all);
+  if (tied_) tied_->merge(lane.queue, m);
+  complete(lane.queue, embedding_layer, m);
 }
 
 BlockSaved DecoderCompute::saved_for(const Pass& p, const At& at, std::int64_t layer,
@@ -220,63 +353,41 @@ BlockSaved DecoderCompute::saved_for(const Pass& p, const At& at, std::int64_t l
   return decoder_.block_recompute(p, layer, values(layer), saved.x, recomputed);
 }
 
-Task<> DecoderCompute::backward(At at, const Microbatch& microbatch, MutView grad, LossSum& loss) {
-  InFlight& flight = in_flight(at);
-  Pass p = pass(flight.batch, flight.first_sample, at.step, true);
-  set_losses(p, microbatch, loss);
-  co_await acquire_head(at);
-  head_backward(p, at, microbatch, grad, loss);
-  const Range blocks = blocks_of(at.chunk);
-  for (std::int64_t layer = blocks.end - 1; layer >= blocks.begin; --layer) {
-    co_await acquire(at.step, layer);
-    const BlockSaved saved = saved_for(p, at, layer, recomputed_);
-    recomputed_.release_to(0);
-    const auto finish = [&](GradientPart part) {
-      accumulate(layer, at.m, part);
-      complete(layer, at.m, part);
-    };
-    decoder_.block_backward(p, layer, values(layer), saved, gradients(layer, at.m), write(at.m),
-                            grad, [&] { finish(GradientPart::mlp); });
-    give_back(layer);
-    finish(GradientPart::attention);
-  }
-  embed_backward(p, at, microbatch, grad);
-}
-
-Task<> DecoderCompute::backward_input(At at, const Microbatch& microbatch, MutView grad,
-                                      LossSum& loss) {
-  InFlight& flight = in_flight(at);
-  co_await acquire_head(at);
-  flight.deltas = take(free_deltas_, delta_bytes_);
-  Pass p = pass(flight.batch, flight.first_sample, at.step, true);
-  set_losses(p, microbatch, loss);
-  head_backward(p, at, microbatch, grad, loss);
-  const Range blocks = blocks_of(at.chunk);
-  for (std::int64_t layer = blocks.end - 1; layer >= blocks.begin; --layer) {
-    co_await acquire(at.step, layer);
+void DecoderCompute::block_backward(const Lane& lane, const Pass& p, const BackwardWork& work,
+                                    std::int64_t layer) {
+  const At& at = work.at;
+  const Gradients grads = gradients(layer, at.m);
+  if (work.kind == Action::Kind::backward_input) {
+    InFlight& flight = in_flight(at);
     const BlockSaved saved = saved_for(p, at, layer, *flight.deltas);
     const BlockDeltas deltas = decoder_.block_backward_input(
-        p, layer, values(layer), saved, gradients(layer, at.m), write(at.m), grad, *flight.deltas);
-    give_back(layer);
+        p, layer, values(layer), saved, grads, write(at.m), work.grad, *flight.deltas);
+    give_back(lane, layer);
     flight.halves.push_back({saved, deltas});
-    accumulate(layer, at.m, GradientPart::norms);
+    accumulate(lane.queue, layer, at.m, GradientPart::norms);
+    return;
   }
-  embed_backward(p, at, microbatch, grad);
+  const BlockSaved saved = saved_for(p, at, layer, lane.room.recomputed);
+  lane.room.recomputed.release_to(0);
+  const auto finish = [&](GradientPart part) {
+    accumulate(lane.queue, layer, at.m, part);
+    complete(lane.queue, layer, at.m, part);
+  };
+  decoder_.block_backward(p, layer, values(layer), saved, grads, write(at.m), work.grad,
+                          [&] { finish(GradientPart::mlp); });
+  give_back(lane, layer);
+  finish(GradientPart::attention);
 }
 
-Task<> DecoderCompute::backward_weight(At at) {
-  InFlight& flight = in_flight(at);
-  const Pass p = pass(flight.batch, flight.first_sample, at.step, true);
-  std::int64_t layer = blocks_of(at.chunk).end;
-  for (const Half& half : flight.halves) {
-    --layer;
-    co_await acquire(at.step, layer);
-    decoder_.block_backward_weight(p, values(layer), half.saved, half.deltas,
-                                   gradients(layer, at.m), write(at.m));
-    give_back(layer);
-    accumulate(layer, at.m, GradientPart::matrices);
-    complete(layer, at.m);
-  }
+void DecoderCompute::block_backward_weight(const Lane& lane, const Pass& p, const At& at,
+                                           std::int64_t layer) {
+  const std::int64_t index = blocks_of(at.chunk).end - 1 - layer;
+  const Half& half = in_flight(at).halves[static_cast<std::size_t>(index)];
+  decoder_.block_backward_weight(p, values(layer), half.saved, half.deltas, gradients(layer, at.m),
+                                 write(at.m));
+  give_back(lane, layer);
+  accumulate(lane.queue, layer, at.m, GradientPart::matrices);
+  complete(lane.queue, layer, at.m);
 }
 
 void DecoderCompute::release(const At& at) {
@@ -291,31 +402,31 @@ void DecoderCompute::release(const At& at) {
 }
 
 void DecoderCompute::embedding_backward(const At& at, const Microbatch& microbatch, View grad) {
-  const Pass p = pass(microbatch.batch, microbatch.first_sample, at.step, true);
+  const Pass p = pass(alone(), {microbatch.batch, microbatch.first_sample, at.step, true});
   decoder_.embed_table_backward(p, microbatch.tokens, grad, tied_->leaf(at.m));
   tied_->merge(queue_, at.m);
-  complete(embedding_layer, at.m);
+  complete(queue_, embedding_layer, at.m);
 }
 
-void DecoderCompute::accumulate(std::int64_t layer, int m, GradientPart part) {
-  state_.accumulate(queue_, layer, plan_.accumulation.steps[static_cast<std::size_t>(m)], part);
+void DecoderCompute::accumulate(Queue& queue, std::int64_t layer, int m, GradientPart part) {
+  state_.accumulate(queue, layer, plan_.accumulation.steps[static_cast<std::size_t>(m)], part);
 }
 
-void DecoderCompute::complete(std::int64_t layer, int m, GradientPart part) {
+void DecoderCompute::complete(Queue& queue, std::int64_t layer, int m, GradientPart part) {
   if (m != n_microbatches() - 1) return;
-  if (part == GradientPart::all || part == GradientPart::attention) add_shared_heads(layer);
-  if (decoder_.config().tp.cuts_rows) add_norms(layer, part);
+  if (part == GradientPart::all || part == GradientPart::attention) add_shared_heads(queue, layer);
+  if (decoder_.config().tp.cuts_rows) add_norms(queue, layer, part);
   for (std::size_t b = 0; b < waits_for_.size(); ++b) {
     const std::size_t n_completed = std::erase_if(
         waits_for_[b], [&](std::int64_t tensor) { return state_.completes(tensor, layer, part); });
     if (n_completed == 0 || !waits_for_[b].empty()) continue;
     const std::int64_t key =
         step_ * static_cast<std::int64_t>(waits_for_.size()) + static_cast<std::int64_t>(b);
-    queue_.notify([this, key] { grads_ready_(key, Ready{}); });
+    queue.notify([this, key] { grads_ready_(key, Ready{}); });
   }
 }
 
-void DecoderCompute::add_shared_heads(std::int64_t layer) {
+void DecoderCompute::add_shared_heads(Queue& queue, std::int64_t layer) {
   const ModelConfig& config = decoder_.config();
   const bool is_block = 0 <= layer && layer < config.n_layers;
   if (sums_ == nullptr || config.n_kv_sharers() == 1 || !is_block) return;
@@ -324,15 +435,15 @@ void DecoderCompute::add_shared_heads(std::int64_t layer) {
     const MutView whole = grads[role];
     if (whole.empty()) continue;
     const std::int64_t begin = whole.n_elements() / config.qkv_width() * config.attention_width();
-    sums_->all_reduce_kv(queue_, llm::part(whole, begin, {whole.n_elements() - begin}));
+    sums_->all_reduce_kv(queue, llm::part(whole, begin, {whole.n_elements() - begin}));
   }
 }
 
-void DecoderCompute::add_norms(std::int64_t layer, GradientPart part) {
+void DecoderCompute::add_norms(Queue& queue, std::int64_t layer, GradientPart part) {
   const Gradients grads = state_.gradients(layer, 0);
   const auto add = [&](std::initializer_list<Role> roles) {
     for (const Role role : roles) {
-      if (!grads[role].empty()) sums_->all_reduce(queue_, grads[role]);
+      if (!grads[role].empty()) sums_->all_reduce(queue, grads[role]);
     }
   };
   if (part != GradientPart::attention) add({Role::norm2_weight, Role::norm2_bias});
@@ -342,24 +453,25 @@ void DecoderCompute::add_norms(std::int64_t layer, GradientPart part) {
 
 Task<> DecoderCompute::validate(std::int64_t step, int chunk, const Microbatch& microbatch,
                                 MutView x, LossSum& loss) {
-  Pass p = pass(microbatch.batch, microbatch.first_sample, 0, false);
+  const Lane lane = alone();
+  Pass p = pass(lane, {microbatch.batch, microbatch.first_sample, 0, false});
   p.most_tokens = plan_.largest_microbatch * plan_.seq_len;  // others' may be larger than this one
   if (has(chunk, embedding_layer)) {
     co_await acquire(step, embedding_layer);
     decoder_.embed(p, values(embedding_layer), microbatch.tokens, x);
-    give_back(embedding_layer);
+    give_back(lane, embedding_layer);
   }
   const Range blocks = blocks_of(chunk);
   for (std::int64_t layer = blocks.begin; layer < blocks.end; ++layer) {
     co_await acquire(step, layer);
     decoder_.block(p, layer, values(layer), x);
-    give_back(layer);
+    give_back(lane, layer);
   }
   const std::int64_t head = head_layer(decoder_.config());
   if (!has(chunk, head)) co_return;
   co_await acquire(step, head);
   decoder_.head_loss(p, values(head), x, microbatch.labels, loss);
-  give_back(head);
+  give_back(lane, head);
 }
 
 }  // namespace llm

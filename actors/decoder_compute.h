@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "actors/tied_gradient.h"
 #include "schedules/pipeline.h"
 #include "src/rt/port.h"
+#include "tensor/alternation.h"
 #include "tensor/queue.h"
 
 namespace llm {
@@ -19,8 +21,8 @@ namespace llm {
 /// accumulation tree, and word to the reducers when a bucket is complete.
 ///
 ///   sends  grads_ready(step * n_buckets + bucket)   after the last microbatch of a step
-///   holds  activations of at most n_activations (chunk, microbatch), and what backward_input
-///          leaves for backward_weight of at most n_split_backwards
+///   holds  activations of at most n_activations (chunk, microbatch), and what a backward's input
+///          half leaves for its weight half of at most n_split_backwards
 class DecoderCompute : public StageCompute {
  public:
   struct Plan {
@@ -31,6 +33,7 @@ class DecoderCompute : public StageCompute {
     std::uint64_t seed = 0;
     Recompute recompute = Recompute::none;
     bool splits_backwards = false;
+    bool has_pairs = false;    ///< a forward beside a backward
     int n_pending_leaves = 1;  ///< of a tied embedding's gradient, see TiedGradient
   };
 
@@ -41,14 +44,15 @@ class DecoderCompute : public StageCompute {
                  GroupSums* sums = nullptr, RowExchange* exchange = nullptr);
 
   void begin_step(std::int64_t step, float loss_scale) override;
-  Task<MutView> forward(At at, const Microbatch& microbatch, View input) override;
-  Task<> backward(At at, const Microbatch& microbatch, MutView grad, LossSum& loss) override;
-  Task<> backward_input(At at, const Microbatch& microbatch, MutView grad, LossSum& loss) override;
-  Task<> backward_weight(At at) override;
+  Task<MutView> forward(const ForwardWork& work) override;
+  Task<> backward(const BackwardWork& work) override;
+  Task<MutView> beside(const ForwardWork& forward, const BackwardWork& backward) override;
   void release(const At& at) override;
   void embedding_backward(const At& at, const Microbatch& microbatch, View grad) override;
   Task<> validate(std::int64_t step, int chunk, const Microbatch& microbatch, MutView x,
                   LossSum& loss) override;
+  /// The lanes of pairs, for traces; empty where there are no pairs.
+  std::vector<Queue*> lanes();
 
  private:
   /// What a block left for its weights' gradients.
@@ -66,27 +70,56 @@ class DecoderCompute : public StageCompute {
     std::optional<Arena> deltas;  // between the halves
     std::vector<Half> halves;     // last block first
   };
+  /// Memory of work that alternates with no other in it.
+  struct Room {
+    Arena scratch;
+    Arena recomputed;  // one block's
+  };
+  /// Where an action's work goes.
+  struct Lane {
+    Queue& queue;
+    Room& room;
+    /// Of a pair: layers whose work is in its lane, and not yet in the compute queue.
+    std::vector<std::int64_t>* held = nullptr;
+  };
+  /// What a pass is of.
+  struct Samples {
+    std::int64_t batch;
+    std::int64_t first_sample;
+    std::int64_t step;
+    bool training;
+  };
 
-  Pass pass(std::int64_t batch, std::int64_t first_sample, std::int64_t step, bool training);
+  Lane alone() { return {queue_, rooms_[0]}; }
+  Pass pass(const Lane& lane, const Samples& samples);
+  Pass pass_of(const Lane& lane, const At& at);
   void set_losses(Pass& p, const Microbatch& microbatch, LossSum& loss) const;
+  void begin_forward(const ForwardWork& work);
+  void begin_backward(const BackwardWork& work);
+  /// The layers in which an action computes: those that it reads, and an embedding's backward.
+  std::vector<std::int64_t> layers_of(int chunk, Action::Kind kind) const;
+  Task<> forward_layer(const Lane& lane, const ForwardWork& work, std::int64_t layer);
+  Task<> backward_layer(const Lane& lane, const BackwardWork& work, std::int64_t layer);
   Range blocks_of(int chunk) const;
   bool has(int chunk, std::int64_t layer) const;
   Write write(int m) const;
   Gradients gradients(std::int64_t layer, int m) const;
   /// What the block's backward reads, computed again into `recomputed` where it was not kept.
   BlockSaved saved_for(const Pass& p, const At& at, std::int64_t layer, Arena& recomputed);
-  void head_backward(const Pass& p, const At& at, const Microbatch& microbatch, MutView grad,
-                     LossSum& loss);
-  void embed_backward(const Pass& p, const At& at, const Microbatch& microbatch, MutView grad);
+  void head_backward(const Lane& lane, const Pass& p, const BackwardWork& work);
+  void embed_backward(const Lane& lane, const Pass& p, const BackwardWork& work);
+  void block_backward(const Lane& lane, const Pass& p, const BackwardWork& work,
+                      std::int64_t layer);
+  void block_backward_weight(const Lane& lane, const Pass& p, const At& at, std::int64_t layer);
   Task<> acquire(std::int64_t step, std::int64_t layer);
-  void give_back(std::int64_t layer);
-  Task<> acquire_head(At at);
-  void accumulate(std::int64_t layer, int m, GradientPart part);
-  void complete(std::int64_t layer, int m, GradientPart part = GradientPart::all);
+  void give_back(const Lane& lane, std::int64_t layer);
+  void release_held(std::vector<std::int64_t>& held);
+  void accumulate(Queue& queue, std::int64_t layer, int m, GradientPart part);
+  void complete(Queue& queue, std::int64_t layer, int m, GradientPart part = GradientPart::all);
   /// Adds up what ranks with the same key heads have of a block's gradient.
-  void add_shared_heads(std::int64_t layer);
+  void add_shared_heads(Queue& queue, std::int64_t layer);
   /// Adds up a layer's norms, of which each rank has the gradient over its rows.
-  void add_norms(std::int64_t layer, GradientPart part);
+  void add_norms(Queue& queue, std::int64_t layer, GradientPart part);
   static Arena take(std::vector<Arena>& free, std::int64_t n_bytes);
   const Values& values(std::int64_t layer) const { return values_.at(layer); }
   InFlight& in_flight(const At& at) { return in_flight_.at({at.chunk, at.m}); }
@@ -104,8 +137,8 @@ class DecoderCompute : public StageCompute {
   std::map<std::int64_t, Values> values_;  // by layer
   std::int64_t step_ = 0;
   float loss_scale_ = 1;
-  Arena scratch_;
-  Arena recomputed_;  // one block's
+  std::array<Room, 2> rooms_;  // the second one's is the backward's of a pair
+  std::optional<Alternation> alternation_;
   std::int64_t saved_bytes_ = 0;
   std::int64_t delta_bytes_ = 0;
   std::vector<Arena> free_arenas_;
@@ -114,8 +147,16 @@ class DecoderCompute : public StageCompute {
   std::vector<std::vector<std::int64_t>> waits_for_;   // by bucket: tensors, this step
 };
 
-/// The layers whose parameters an action of a chunk reads, in its order, and its validation.
-std::vector<std::int64_t> layers_read(const ModelConfig& config, Range layers, Action::Kind kind);
+/// The layers whose parameters a rank reads in a row, and for each the last one that is acquired
+/// before this one's work is enqueued: itself, but a later one in a pair.
+struct LayerUses {
+  std::vector<std::int64_t> layers;
+  std::vector<int> done_with;
+};
+/// Adds those of a schedule's actions to `uses`.
+void add_uses(const ModelConfig& config, const LayerRanges& chunks, const Schedule& schedule,
+              LayerUses& uses);
+/// Those of a chunk's validation.
 std::vector<std::int64_t> layers_validated(const ModelConfig& config, Range layers);
 
 /// Bytes of one microbatch's arenas in a rank with these chunks, and of its other buffers: for the
@@ -123,8 +164,8 @@ std::vector<std::int64_t> layers_validated(const ModelConfig& config, Range laye
 struct ComputeBytes {
   std::int64_t saved = 0;       ///< of the largest chunk, between forward and backward
   std::int64_t deltas = 0;      ///< of the largest chunk, between the halves of a backward
-  std::int64_t recomputed = 0;  ///< of one block
-  std::int64_t scratch = 0;
+  std::int64_t recomputed = 0;  ///< of one block, or two where there are pairs
+  std::int64_t scratch = 0;     ///< the same
 };
 ComputeBytes compute_bytes(const ModelConfig& config, const DecoderCompute::Plan& plan);
 

@@ -46,8 +46,7 @@ void ExpertExchange::from_experts(Queue& queue, View begins, View bounds, View t
 }
 
 void ExpertExchange::enqueue(Queue& queue, const Call& call) {
-  calls_.emplace(n_enqueued(), call);
-  QueuedCalls::enqueue(queue);
+  QueuedCalls::enqueue(queue, [this, call](std::int64_t key) { calls_.emplace(key, call); });
 }
 
 ExpertExchange::Parts ExpertExchange::parts_of(const Call& call) const {

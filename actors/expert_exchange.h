@@ -49,7 +49,7 @@ class ExpertExchange : public RowExchange, public QueuedCalls {
   Group& group_;
   Queue& copies_;
   const int tag_;
-  std::map<std::int64_t, Call> calls_;  // enqueued and not begun
+  std::map<std::int64_t, Call> calls_;  // reached and not begun
 };
 
 }  // namespace llm

@@ -11,6 +11,11 @@ namespace {
 
 const WaitName wait_computed{"computed"};
 
+/// As a schedule writes a backward or a half of one; a literal.
+const char* letter_of(Action::Kind kind) {
+  return kind == Action::Kind::backward ? "B" : kind == Action::Kind::backward_input ? "I" : "W";
+}
+
 std::vector<std::int64_t> rows_of_step(const Stage::Plan& plan) {
   std::vector<std::int64_t> rows;
   for (int flush = 0; flush < plan.n_accumulation_steps; ++flush) {
@@ -243,19 +248,19 @@ Task<> Stage::run_step(std::int64_t step) {
   const int per_flush = static_cast<int>(plan_.microbatch_samples.size());
   const Schedule& schedule = plan_.pipeline.schedules[static_cast<std::size_t>(plan_.rank)];
   for (int flush = 0; flush < plan_.n_accumulation_steps; ++flush) {
-    for (const Action action : schedule) {
-      const At at{step, flush * per_flush + action.microbatch, action.chunk};
-      switch (action.kind) {
-        case Action::Kind::forward:
-          co_await forward(at);
-          break;
-        case Action::Kind::backward:
-        case Action::Kind::backward_input:
-          co_await backward(at, action.kind);
-          break;
-        case Action::Kind::backward_weight:
-          co_await backward_weight(at);
-          break;
+    const auto place_of = [&](const Action& action) {
+      return At{step, flush * per_flush + action.microbatch, action.chunk};
+    };
+    for (std::size_t i = 0; i < schedule.size(); ++i) {
+      const Action action = schedule[i];
+      const At at = place_of(action);
+      if (action.beside_next) {
+        const Action second = schedule[++i];
+        co_await beside(at, place_of(second), second.kind);
+      } else if (action.kind == Action::Kind::forward) {
+        co_await forward(at);
+      } else {
+        co_await backward(at, action.kind);
       }
     }
   }
@@ -274,9 +279,12 @@ Task<> Stage::computed(const char* name, std::int64_t key, std::int64_t begin_ns
   Event done(loop_, wait_computed, key);
   queue_.notify([&done] { done.set(); });
   co_await done;
-  if (loop_.trace != nullptr) {
-    loop_.trace->slice(loop_.current()->id(), "compute", name, key, begin_ns, now_ns());
-  }
+  trace_compute(name, key, begin_ns);
+}
+
+void Stage::trace_compute(const std::string& name, std::int64_t key, std::int64_t begin_ns) const {
+  if (loop_.trace == nullptr) return;
+  loop_.trace->slice(loop_.current()->id(), "compute", name, key, begin_ns, now_ns());
 }
 
 Task<Leased> Stage::activation_for(At at) {
@@ -286,19 +294,28 @@ Task<Leased> Stage::activation_for(At at) {
   co_return arrived;
 }
 
-Task<> Stage::forward(At at) {
-  Chunk& own = chunk(at.chunk);
+Task<View> Stage::input_for(At at) {
   if (!held_.contains(at.m)) {
     const Microbatch microbatch = co_await microbatches_.take(key(at));
     held_.emplace(at.m, microbatch);
   }
   const Leased input = co_await activation_for(at);
   inputs_.emplace(flight_key(at), input.lease);
-  const View x = input.tensor;
+  co_return input.tensor;
+}
+
+Task<> Stage::forward(At at) {
+  const View input = co_await input_for(at);
+  const StageCompute::ForwardWork work{at, &held_.at(at.m), input};
   const std::int64_t begin_ns = now_ns();
-  const MutView output = co_await compute_.forward(at, held_.at(at.m), x);
+  const MutView output = co_await compute_.forward(work);
   co_await computed("F", at.m, begin_ns);
-  if (is_last(own.stage)) co_return;
+  pass_output_on(at, output);
+}
+
+void Stage::pass_output_on(At at, MutView output) {
+  Chunk& own = chunk(at.chunk);
+  if (is_last(own.stage)) return;
   if (own.activation_sender) {
     const Leased leased(output, Lease(activation_sent_, flight_key(at)));
     own.activation_sender->send(Outgoing(at.step, at.m, leased));
@@ -307,8 +324,9 @@ Task<> Stage::forward(At at) {
   }
 }
 
-Task<Leased> Stage::gradient_for(At at) {
+Task<Leased> Stage::gradient_for(At at, Action::Kind kind) {
   Chunk& own = chunk(at.chunk);
+  if (kind == Action::Kind::backward_weight) co_return Leased();
   if (!is_last(own.stage)) {
     const Leased arrived = co_await own.gradients.take(key(at));
     co_return arrived;
@@ -321,27 +339,48 @@ Task<Leased> Stage::gradient_for(At at) {
 }
 
 Task<> Stage::backward(At at, Action::Kind kind) {
-  const bool is_whole = kind == Action::Kind::backward;
-  const Leased gradient = co_await gradient_for(at);
-  const Microbatch& microbatch = held_.at(at.m);
+  const Leased gradient = co_await gradient_for(at, kind);
   LossSum loss;
+  const StageCompute::BackwardWork work{at, kind, &held_.at(at.m), gradient.tensor, &loss};
   const std::int64_t begin_ns = now_ns();
-  if (is_whole) {
-    co_await compute_.backward(at, microbatch, gradient.tensor, loss);
-  } else {
-    co_await compute_.backward_input(at, microbatch, gradient.tensor, loss);
+  co_await compute_.backward(work);
+  co_await computed(letter_of(kind), at.m, begin_ns);
+  co_await end_backward(at, kind, gradient, loss);
+}
+
+Task<> Stage::beside(At forward, At backward, Action::Kind kind) {
+  const View input = co_await input_for(forward);
+  const Leased gradient = co_await gradient_for(backward, kind);
+  LossSum loss;
+  Event forward_done(loop_, wait_computed, forward.m);
+  Event backward_done(loop_, wait_computed, backward.m);
+  const StageCompute::ForwardWork first{forward, &held_.at(forward.m), input,
+                                        [&forward_done] { forward_done.set(); }};
+  const StageCompute::BackwardWork second{
+      backward,        kind,  &held_.at(backward.m),
+      gradient.tensor, &loss, [&backward_done] { backward_done.set(); }};
+  const std::int64_t begin_ns = now_ns();
+  const MutView output = co_await compute_.beside(first, second);
+  co_await forward_done;
+  pass_output_on(forward, output);
+  co_await backward_done;
+  trace_compute(std::string("F|") + letter_of(kind), backward.m, begin_ns);
+  co_await end_backward(backward, kind, gradient, loss);
+}
+
+Task<> Stage::end_backward(At at, Action::Kind kind, Leased gradient, LossSum loss) {
+  if (kind != Action::Kind::backward_weight) {
+    router_losses_.balance += loss.router.balance;
+    router_losses_.z += loss.router.z;
+    if (is_last(chunk(at.chunk).stage)) {
+      const std::int64_t global =
+          at.step * plan_.n_global_microbatches + plan_.first_microbatch + at.m;
+      const LossReport report{loss.sum, loss.n_valid};
+      out_.loss(global, report);
+    }
+    pass_gradient_on(at, gradient);
   }
-  co_await computed(is_whole ? "B" : "I", at.m, begin_ns);
-  router_losses_.balance += loss.router.balance;
-  router_losses_.z += loss.router.z;
-  if (is_last(chunk(at.chunk).stage)) {
-    const std::int64_t global =
-        at.step * plan_.n_global_microbatches + plan_.first_microbatch + at.m;
-    const LossReport report{loss.sum, loss.n_valid};
-    out_.loss(global, report);
-  }
-  pass_gradient_on(at, gradient);
-  if (is_whole) co_await finish(at);
+  if (kind != Action::Kind::backward_input) co_await finish(at);
 }
 
 void Stage::pass_gradient_on(At at, Leased gradient) {
@@ -356,13 +395,6 @@ void Stage::pass_gradient_on(At at, Leased gradient) {
     gradient.lease.give_back();
     if (plan_.tied) embedding_added_.put(key(at), Ready{});
   }
-}
-
-Task<> Stage::backward_weight(At at) {
-  const std::int64_t begin_ns = now_ns();
-  co_await compute_.backward_weight(at);
-  co_await computed("W", at.m, begin_ns);
-  co_await finish(at);
 }
 
 Task<> Stage::finish(At at) {

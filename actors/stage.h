@@ -104,11 +104,16 @@ class Stage {
   Task<> run_step(std::int64_t step);
   Task<> forward(At at);
   Task<> backward(At at, Action::Kind kind);
-  Task<> backward_weight(At at);
+  /// The two of a pair.
+  Task<> beside(At forward, At backward, Action::Kind kind);
   Task<> finish(At at);
   /// What an action waits for before it can be computed.
+  Task<View> input_for(At at);
   Task<Leased> activation_for(At at);
-  Task<Leased> gradient_for(At at);
+  Task<Leased> gradient_for(At at, Action::Kind kind);
+  /// What follows once an action is computed.
+  void pass_output_on(At at, MutView output);
+  Task<> end_backward(At at, Action::Kind kind, Leased gradient, LossSum loss);
   Task<Leased> validation_for(int chunk, std::int64_t key, std::int64_t n_rows);
   void pass_gradient_on(At at, Leased gradient);
   /// The gradient that the first stage has sent joins a tied embedding's here and not when it
@@ -119,6 +124,7 @@ class Stage {
   Task<> validate_one(std::int64_t step, std::int64_t round, int chunk, std::int64_t i);
   /// Returns when the work that was enqueued since begin_ns is done; waits for parameters count.
   Task<> computed(const char* name, std::int64_t key, std::int64_t begin_ns);
+  void trace_compute(const std::string& name, std::int64_t key, std::int64_t begin_ns) const;
   void expect(std::int64_t step);
   void expect_validation(std::int64_t step, std::int64_t round);
 

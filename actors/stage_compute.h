@@ -1,7 +1,9 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 
 #include "actors/messages.h"
+#include "schedules/pipeline.h"
 #include "src/model/decoder.h"
 #include "src/rt/task.h"
 #include "tensor/view.h"
@@ -20,22 +22,34 @@ class StageCompute {
     int m;
     int chunk;
   };
+  struct ForwardWork {
+    At at;
+    const Microbatch* microbatch;
+    View input;  ///< empty on the model's first stage, which embeds the tokens
+    std::function<void()> done = nullptr;  ///< of a pair, see beside()
+  };
+  struct BackwardWork {
+    At at;
+    Action::Kind kind;  ///< of a backward, or a half
+    const Microbatch* microbatch;
+    MutView grad;   ///< of the chunk's output, but for a weight half
+    LossSum* loss;  ///< the same
+    std::function<void()> done = nullptr;
+  };
   virtual ~StageCompute() = default;
 
   /// `loss_scale` multiplies the gradient of each token's loss.
   virtual void begin_step(std::int64_t step, float loss_scale) = 0;
-  /// `input` is empty on the model's first stage, which embeds the tokens. The result stays until
-  /// release(at).
-  virtual Task<MutView> forward(At at, const Microbatch& microbatch, View input) = 0;
-  /// `grad`, of the chunk's output, becomes that of its input, in place. On the model's last stage
-  /// it is only set, and `loss` is set too. What a mixture's routers lose is added to `loss` on
-  /// every stage.
-  virtual Task<> backward(At at, const Microbatch& microbatch, MutView grad, LossSum& loss) = 0;
-  /// backward in two halves: this one has its arguments and results, and the other the gradients
-  /// that nobody waits for.
-  virtual Task<> backward_input(At at, const Microbatch& microbatch, MutView grad,
-                                LossSum& loss) = 0;
-  virtual Task<> backward_weight(At at) = 0;
+  /// The result stays until release(at).
+  virtual Task<MutView> forward(const ForwardWork& work) = 0;
+  /// `grad` becomes that of the chunk's input, in place. On the model's last stage it is only set,
+  /// and `loss` is set too. What a mixture's routers lose is added to `loss` on every stage. Of the
+  /// two halves the input half has all these results, and the weight half the gradients that nobody
+  /// waits for.
+  virtual Task<> backward(const BackwardWork& work) = 0;
+  /// Both, with the same bits, alternating where they wait for other ranks. Each calls `done` where
+  /// it is.
+  virtual Task<MutView> beside(const ForwardWork& forward, const BackwardWork& backward) = 0;
   /// Nobody reads the chunk's activations of this microbatch any more.
   virtual void release(const At& at) = 0;
   /// On the rank of the head, where another rank embeds with a tied table: `grad` as the first

@@ -96,8 +96,8 @@ void TensorSums::all_reduce_kv(Queue& queue, MutView x) {
 }
 
 void TensorSums::enqueue(Queue& queue, Kind kind, MutView x) {
-  calls_.emplace(n_enqueued(), Call{kind, flat(x)});
-  QueuedCalls::enqueue(queue);
+  const Call call{kind, flat(x)};
+  QueuedCalls::enqueue(queue, [this, call](std::int64_t key) { calls_.emplace(key, call); });
 }
 
 Task<> TensorSums::carry_out(std::int64_t key) {

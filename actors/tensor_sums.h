@@ -62,7 +62,7 @@ class TensorSums : public GroupSums, public QueuedCalls {
   Group& kv_;
   Queue& reductions_;
   const Plan plan_;
-  std::map<std::int64_t, Call> calls_;  // enqueued and not begun
+  std::map<std::int64_t, Call> calls_;  // reached and not begun
   std::map<std::tuple<int, Pieces, std::int64_t>, Reduction> reductions_of_;
   Storage receives_;
   Storage sum_;

@@ -150,14 +150,17 @@ Task<> UnitGatherer::gather(const std::vector<Part>& parts, MutView unit, std::i
 }
 
 Task<> UnitGatherer::acquire(std::int64_t step, std::int64_t layer) {
-  while (!use_.is_own() || n_used_ == use_.list().layers.size()) {
+  while (!use_.is_own() || n_acquired_ == use_.list().layers.size()) {
+    CHECK_CONTRACT(n_released_ == n_acquired_, "a list's layers are released before the next list");
     use_.advance();
-    n_used_ = 0;
+    n_acquired_ = 0;
+    n_released_ = 0;
   }
-  CHECK_CONTRACT(!use_.is_done() && use_.version() == step && use_.list().layers[n_used_] == layer,
-                 "layers are used in the planned order");
+  CHECK_CONTRACT(
+      !use_.is_done() && use_.version() == step && use_.list().layers[n_acquired_] == layer,
+      "layers are used in the planned order");
   const GatherPlan& plan = use_.list().gathers;
-  const Range begins = plan.begin_with[n_used_];
+  const Range begins = plan.begin_with[n_acquired_++];
   for (std::int64_t g = begins.begin; g < begins.end; ++g) {
     begun_.put(use_.first_gather() + g, Ready{});
   }
@@ -169,14 +172,15 @@ Task<> UnitGatherer::acquire(std::int64_t step, std::int64_t layer) {
 }
 
 void UnitGatherer::release(std::int64_t layer) {
-  CHECK_CONTRACT(use_.list().layers[n_used_] == layer, "what is released was acquired last");
+  CHECK_CONTRACT(n_released_ < n_acquired_ && use_.list().layers[n_released_] == layer,
+                 "what is released was acquired, in the same order");
   const GatherPlan& plan = use_.list().gathers;
-  for (const int g : plan.end_with[n_used_]) {
+  for (const int g : plan.end_with[n_released_]) {
     state_.units()->place(plan.gathers[static_cast<std::size_t>(g)].unit, MutView());
     const std::int64_t key = use_.first_gather() + g;
     compute_.notify([this, key] { freed_.put(key, Ready{}); });
   }
-  ++n_used_;
+  ++n_released_;
 }
 
 }  // namespace llm

@@ -110,7 +110,8 @@ class UnitGatherer : public ParameterSource {
   std::vector<std::int64_t> version_;  // by bucket, and then of the table
   std::vector<std::int64_t> in_slot_;  // by slot: the gather that had it last, or -1
   UseCursor use_;                      // of the compute
-  std::size_t n_used_ = 0;             // of its list
+  std::size_t n_acquired_ = 0;         // uses of its list
+  std::size_t n_released_ = 0;
 };
 
 }  // namespace llm

@@ -75,6 +75,20 @@ Pipeline one_f_one_b(int n_ranks, int n_microbatches) {
   return pipeline;
 }
 
+Pipeline one_f_one_b_pairs(int n_ranks, int n_microbatches) {
+  Pipeline pipeline = empty_pipeline(n_ranks, n_microbatches);
+  for (int rank = 0; rank < n_ranks; ++rank) {
+    Schedule& schedule = pipeline.schedules[static_cast<std::size_t>(rank)];
+    const int n_warmup = std::min(2 * (n_ranks - rank) - 1, n_microbatches);
+    for (int m = 0; m < n_warmup; ++m) schedule.push_back({forward, m});
+    for (int m = 0; m < n_microbatches; ++m) {
+      if (n_warmup + m < n_microbatches) schedule.push_back({forward, n_warmup + m, 0, true});
+      schedule.push_back({backward, m});
+    }
+  }
+  return pipeline;
+}
+
 Pipeline interleaved(const PipelineShape& shape) {
   const int p = shape.n_ranks;
   const int v = shape.n_chunks;
@@ -194,6 +208,8 @@ Pipeline make_pipeline(ScheduleKind kind, const PipelineShape& shape) {
       return gpipe(shape.n_ranks, shape.n_microbatches);
     case ScheduleKind::one_f_one_b:
       return one_f_one_b(shape.n_ranks, shape.n_microbatches);
+    case ScheduleKind::one_f_one_b_pairs:
+      return one_f_one_b_pairs(shape.n_ranks, shape.n_microbatches);
     case ScheduleKind::interleaved:
       return interleaved(shape);
     case ScheduleKind::zero_bubble:
@@ -234,6 +250,11 @@ int peak_activations(const Schedule& schedule, int chunk) {
                  [chunk](const Action& a) { return a.chunk == chunk ? alive_change(a) : 0; });
 }
 
+bool has_pairs(const Schedule& schedule) {
+  return std::any_of(schedule.begin(), schedule.end(),
+                     [](const Action& action) { return action.beside_next; });
+}
+
 int peak_split_backwards(const Schedule& schedule) {
   return peak_of(schedule, [](const Action& a) {
     return a.kind == backward_input ? 1 : a.kind == backward_weight ? -1 : 0;
@@ -258,8 +279,10 @@ std::string to_string(const Schedule& schedule) {
   const bool has_chunks = std::any_of(schedule.begin(), schedule.end(),
                                       [](const Action& action) { return action.chunk > 0; });
   std::string text;
+  const char* between = "";
   for (const Action& action : schedule) {
-    text += (text.empty() ? "" : " ") + name_of(action, has_chunks);
+    text += between + name_of(action, has_chunks);
+    between = action.beside_next ? "|" : " ";
   }
   return text;
 }

@@ -11,11 +11,15 @@ namespace llm {
 ///   backward         all of it
 ///   backward_input   the half that the stage before waits for: the gradient of the chunk's input
 ///   backward_weight  the rest: the gradients of its matrices
+/// A forward may be paired with the backward, or half of one, that follows it: both begin when both
+/// have their messages, and their ops alternate where a layer waits for other ranks, so that one
+/// computes while the other waits.
 struct Action {
   enum class Kind : std::uint8_t { forward, backward, backward_input, backward_weight };
   Kind kind;
   int microbatch;
-  int chunk = 0;  ///< of the rank
+  int chunk = 0;             ///< of the rank
+  bool beside_next = false;  ///< paired with the next action
   auto operator<=>(const Action&) const = default;
 };
 
@@ -54,6 +58,12 @@ Pipeline gpipe(int n_ranks, int n_microbatches);
 /// Peak: min(n_ranks - rank, n_microbatches) activations held.
 Pipeline one_f_one_b(int n_ranks, int n_microbatches);
 
+/// 1f1b whose forwards and backwards are paired. A pair's backward answers a forward of the pair
+/// before on the next rank, so that a rank has twice the warm-up forwards and one more: no rank
+/// waits longer than under 1f1b where a pair takes a forward's and a backward's time.
+/// Peak: min(2 (n_ranks - rank), n_microbatches) activations held.
+Pipeline one_f_one_b_pairs(int n_ranks, int n_microbatches);
+
 struct PipelineShape {
   int n_ranks = 1;
   int n_chunks = 1;  ///< of each rank
@@ -81,6 +91,7 @@ Pipeline zero_bubble_v(int n_ranks, int n_microbatches);
 enum class ScheduleKind : std::uint8_t {
   gpipe,
   one_f_one_b,
+  one_f_one_b_pairs,
   interleaved,
   zero_bubble,
   zero_bubble_v
@@ -93,11 +104,13 @@ Pipeline make_pipeline(ScheduleKind kind, const PipelineShape& shape);
 int peak_activations(const Schedule& schedule);
 /// The same of one chunk.
 int peak_activations(const Schedule& schedule, int chunk);
+/// Whether any two actions are paired.
+bool has_pairs(const Schedule& schedule);
 /// Most (chunk, microbatch) between the two halves of their backward.
 int peak_split_backwards(const Schedule& schedule);
 
 /// "F0 F1 B0 F2 B1 B2", for tests, traces and error messages. With several chunks "F0.1": chunk 1.
-/// The halves of a backward are I and W.
+/// The halves of a backward are I and W, and a pair is "F1|B0".
 std::string to_string(const Schedule& schedule);
 /// "F0", or "F0.1" of another chunk than the first.
 std::string to_string(const Action& action);

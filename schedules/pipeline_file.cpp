@@ -24,8 +24,9 @@ class RankCheck {
 
   /// Empty where every rule holds.
   std::string fault() {
-    for (const Action& action : schedule_) {
-      if (std::string text = fault_of(action); !text.empty()) return text;
+    for (std::size_t i = 0; i < schedule_.size(); ++i) {
+      if (std::string text = fault_of(schedule_[i]); !text.empty()) return text;
+      if (std::string text = fault_of_pair(i); !text.empty()) return text;
     }
     for (int chunk = 0; chunk < pipeline_.n_chunks; ++chunk) {
       if (std::string text = missing(chunk); !text.empty()) return text;
@@ -39,7 +40,7 @@ class RankCheck {
   }
 
   std::string fault_of(const Action& action) {
-    const auto [kind, m, chunk] = action;
+    const auto [kind, m, chunk, is_paired] = action;
     if (m < 0 || m >= pipeline_.n_microbatches || chunk < 0 || chunk >= pipeline_.n_chunks) {
       return to_string(action) + " is none of the " + std::to_string(pipeline_.n_microbatches) +
              " microbatches of " + std::to_string(pipeline_.n_chunks) + " chunks";
@@ -65,6 +66,24 @@ class RankCheck {
                   "the weight gradients of a chunk add up in microbatch order");
     }
     return text;
+  }
+
+  /// Of schedule_[i] and the next one, where they are a pair.
+  std::string fault_of_pair(std::size_t i) {
+    if (!schedule_[i].beside_next) return "";
+    const Schedule pair(schedule_.begin() + static_cast<std::ptrdiff_t>(i),
+                        schedule_.begin() + std::min<std::ptrdiff_t>(
+                                                static_cast<std::ptrdiff_t>(i) + 2,
+                                                static_cast<std::ptrdiff_t>(schedule_.size())));
+    const Action& first = pair.front();
+    const Action& second = pair.back();
+    const bool is_other = first.microbatch != second.microbatch || first.chunk != second.chunk;
+    if (first.kind == forward && second.kind != forward && !second.beside_next && is_other) {
+      return "";
+    }
+    return to_string(pair) +
+           " is no pair; write a forward, and after it the backward, or a half of one, of another "
+           "microbatch or chunk: F1|B0";
   }
 
   /// Takes `action` as the next of its row, where rows hold one action a microbatch.
@@ -149,17 +168,20 @@ int number_at(const std::string& word, std::size_t& at) {
   return number;
 }
 
-Action action_of(const std::string& word, const std::string& place) {
+/// The action that stands in `word` from `begin` to `end`.
+Action action_of(const std::string& whole, std::size_t begin, std::size_t end,
+                 const std::string& place) {
+  const std::string word = whole.substr(begin, end - begin);
   const std::string kinds = "FBIW";
-  const std::size_t kind = kinds.find(word[0]);
+  const std::size_t kind = word.empty() ? std::string::npos : kinds.find(word[0]);
   std::size_t at = 1;
   const int microbatch = number_at(word, at);
   int chunk = 0;
   if (at < word.size() && word[at] == '.') chunk = number_at(word, ++at);
   if (kind == std::string::npos || microbatch < 0 || chunk < 0 || at != word.size()) {
-    throw ConfigError(place + shown(word) +
+    throw ConfigError(place + shown(whole) +
                       " is no action; write F, B, I or W with a microbatch, and a chunk where a "
-                      "rank has several: F0 or B3.1");
+                      "rank has several: F0, B3.1, or as a pair F1|B0");
   }
   return {static_cast<Action::Kind>(kind), microbatch, chunk};
 }
@@ -174,10 +196,15 @@ Placement placement_of(const std::string& word, const std::string& place) {
 void add_rank(Pipeline& pipeline, std::istringstream& words, const std::string& place) {
   Schedule& schedule = pipeline.schedules.emplace_back();
   for (std::string word; words >> word;) {
-    const Action action = action_of(word, place);
-    pipeline.n_chunks = std::max(pipeline.n_chunks, action.chunk + 1);
-    pipeline.n_microbatches = std::max(pipeline.n_microbatches, action.microbatch + 1);
-    schedule.push_back(action);
+    for (std::size_t begin = 0; begin <= word.size();) {
+      const std::size_t end = std::min(word.find('|', begin), word.size());
+      Action action = action_of(word, begin, end, place);
+      action.beside_next = end < word.size();
+      pipeline.n_chunks = std::max(pipeline.n_chunks, action.chunk + 1);
+      pipeline.n_microbatches = std::max(pipeline.n_microbatches, action.microbatch + 1);
+      schedule.push_back(action);
+      begin = end + 1;
+    }
   }
   ++pipeline.n_ranks;
 }

@@ -10,6 +10,7 @@ namespace llm {
 ///   a chunk's forwards run in microbatch order, its backwards and input halves too, and likewise
 ///   what gives weight gradients (backwards and weight halves): sums are added in that order
 ///   a backward follows its forward, a weight half its input half
+///   a pair is a forward and a backward, or a half of one, of another microbatch or chunk
 ///   all ranks together finish
 /// The message names the rank, the actions and the rule.
 void check(const Pipeline& pipeline);
@@ -19,6 +20,7 @@ void check(const Pipeline& pipeline);
 ///   # 1f1b on two ranks
 ///   F0 F1 B0 F2 B1 B2
 ///   F0 B0 F1 B1 F2 B2
+/// A forward and the backward beside it are written F1|B0.
 /// `name` is the file's, for messages. Throws ConfigError "name:line: ..." for what cannot be read
 /// and what check() refuses.
 Pipeline read_pipeline(const std::string& name, const std::string& text);

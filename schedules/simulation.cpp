@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <span>
 
 #include "src/base/check.h"
 
@@ -77,37 +78,58 @@ class Clock {
     return sent + (same_rank ? 0 : costs_.message);
   }
 
+  /// What the rank does next: an action, or the two of a pair; empty when it is done.
+  std::span<const Action> next_of(int rank) {
+    const std::span<const Action> rest = std::span(schedule(rank)).subspan(done(rank).size());
+    if (rest.empty()) return rest;
+    return rest.first(rest.front().beside_next ? 2 : 1);
+  }
+
+  int stage_of(int rank, const Action& action) const {
+    return pipeline_.stage_of({rank, action.chunk});
+  }
+
   bool step(int rank) {
-    const std::size_t next = done(rank).size();
-    if (next == schedule(rank).size()) return false;
-    const Action action = schedule(rank)[next];
-    const int stage = pipeline_.stage_of({rank, action.chunk});
-    const double arrival = message_time(stage, action);
-    if (arrival == not_done) return false;
-    const double begin = std::max(arrival, next == 0 ? 0 : done(rank).back().end);
-    const double end = begin + cost(stage, action.kind);
-    done(rank).push_back({action, begin, end});
-    result_.busy[static_cast<std::size_t>(rank)] += end - begin;
-    result_.makespan = std::max(result_.makespan, end);
-    if (action.kind == forward) end_of(forward_end_, stage, action.microbatch) = end;
-    if (action.kind == backward || action.kind == backward_input) {
-      end_of(backward_end_, stage, action.microbatch) = end;
+    const std::span<const Action> actions = next_of(rank);
+    if (actions.empty()) return false;
+    double begin = done(rank).empty() ? 0 : done(rank).back().end;
+    double time = 0;
+    for (const Action& action : actions) {
+      const int stage = stage_of(rank, action);
+      begin = std::max(begin, message_time(stage, action));
+      time += cost(stage, action.kind);
     }
+    if (begin == not_done) return false;
+    for (const Action& action : actions) finish(rank, {action, begin, begin + time});
+    result_.busy[static_cast<std::size_t>(rank)] += time;
     return true;
   }
 
+  void finish(int rank, const TimedAction& timed) {
+    const auto [kind, m, chunk, is_paired] = timed.action;
+    const int stage = stage_of(rank, timed.action);
+    done(rank).push_back(timed);
+    result_.makespan = std::max(result_.makespan, timed.end);
+    if (kind == forward) end_of(forward_end_, stage, m) = timed.end;
+    if (kind == backward || kind == backward_input) end_of(backward_end_, stage, m) = timed.end;
+  }
+
   void note_wait(int rank) {
-    const std::size_t next = done(rank).size();
-    if (next == schedule(rank).size()) return;
-    const Action action = schedule(rank)[next];
-    const int from = sender(pipeline_.stage_of({rank, action.chunk}), action.kind);
-    const ChunkPlace place = pipeline_.place_of(from);
-    Action awaited = action;
-    awaited.chunk = place.chunk;
+    const std::span<const Action> actions = next_of(rank);
+    if (actions.empty()) return;
     std::string& text = result_.deadlock;
     if (!text.empty()) text += "; ";
-    text += "rank " + std::to_string(rank) + " waits at " + to_string(action) + " for " +
-            to_string(awaited) + " of rank " + std::to_string(place.rank);
+    text += "rank " + std::to_string(rank) + " waits at " +
+            to_string(Schedule(actions.begin(), actions.end())) + " for ";
+    for (const Action& action : actions) {
+      const int stage = stage_of(rank, action);
+      if (message_time(stage, action) != not_done) continue;
+      const ChunkPlace place = pipeline_.place_of(sender(stage, action.kind));
+      Action awaited = action;
+      awaited.chunk = place.chunk;
+      text += to_string(awaited) + " of rank " + std::to_string(place.rank);
+      return;
+    }
   }
 
   const Pipeline& pipeline_;
@@ -147,12 +169,37 @@ Simulation simulate(const Pipeline& pipeline, const PipelineCosts& costs) {
   return Clock(pipeline, costs).run();
 }
 
+namespace {
+
+/// An action or a pair, as timeline() draws it.
+struct Drawn {
+  std::string name;
+  double begin;
+  double end;
+};
+
+std::vector<Drawn> drawn(const std::vector<TimedAction>& actions) {
+  std::vector<Drawn> all;
+  bool is_second = false;
+  for (const auto& [action, begin, end] : actions) {
+    if (is_second) {
+      all.back().name += "|" + to_string(action);
+    } else {
+      all.push_back({to_string(action), begin, end});
+    }
+    is_second = action.beside_next;
+  }
+  return all;
+}
+
+}  // namespace
+
 std::string timeline(const Simulation& simulation, int n_columns) {
   double scale = 0;  // columns for one unit of time, so that each action has room for its name
   for (const std::vector<TimedAction>& actions : simulation.actions) {
-    for (const TimedAction& timed : actions) {
-      const auto n_wanted = static_cast<double>(to_string(timed.action).size() + 1);
-      scale = std::max(scale, n_wanted / (timed.end - timed.begin));
+    for (const Drawn& one : drawn(actions)) {
+      const auto n_wanted = static_cast<double>(one.name.size() + 1);
+      scale = std::max(scale, n_wanted / (one.end - one.begin));
     }
   }
   const std::size_t title = std::string("rank 0000  ").size();
@@ -160,10 +207,9 @@ std::string timeline(const Simulation& simulation, int n_columns) {
   std::string text;
   for (std::size_t rank = 0; rank < simulation.actions.size(); ++rank) {
     std::string row(column(simulation.makespan, scale), '.');
-    for (const TimedAction& timed : simulation.actions[rank]) {
-      const std::size_t begin = column(timed.begin, scale);
-      const std::size_t end = column(timed.end, scale);
-      std::string name = to_string(timed.action);
+    for (auto& [name, begin_time, end_time] : drawn(simulation.actions[rank])) {
+      const std::size_t begin = column(begin_time, scale);
+      const std::size_t end = column(end_time, scale);
       name.resize(end - begin, '-');
       name.back() = ' ';
       row.replace(begin, name.size(), name);

@@ -28,7 +28,8 @@ struct TimedAction {
 
 /// One flush on a virtual clock. A rank starts its next action as soon as the one before is done
 /// and the action's message has come: a forward waits for the forward of the stage before, a
-/// backward or its input half for that of the stage after. Sending takes no time of a rank.
+/// backward or its input half for that of the stage after. Both of a pair begin when both messages
+/// have come, and end when both are done. Sending takes no time of a rank.
 struct Simulation {
   std::vector<std::vector<TimedAction>> actions;  ///< by rank; what was done
   double makespan = 0;
@@ -45,9 +46,9 @@ struct Simulation {
 
 Simulation simulate(const Pipeline& pipeline, const PipelineCosts& costs = {});
 
-/// One row a rank, time from left to right: "F0", "B0", "I0", "W0" where they begin, drawn with -
-/// to their end, dots where the rank is idle; "F0.1" is chunk 1. Empty where it needs more than
-/// `n_columns`.
+/// One row a rank, time from left to right: "F0", "B0", "I0", "W0", "F1|B0" where they begin, drawn
+/// with - to their end, dots where the rank is idle; "F0.1" is chunk 1. Empty where it needs more
+/// than `n_columns`.
 std::string timeline(const Simulation& simulation, int n_columns);
 
 }  // namespace llm

@@ -17,11 +17,13 @@ bool reads(const std::vector<int>& use, int unit) {
 }
 
 /// The last use of the unit for which it stays, from use `first` on.
-int last_use_of(const std::vector<std::vector<int>>& uses, int unit, int first, bool reshard) {
+int last_use_of(const std::vector<std::vector<int>>& uses, const std::vector<int>& done_with,
+                int unit, int first, bool reshard) {
   int last = first;
   for (int use = first + 1; use < static_cast<int>(uses.size()); ++use) {
     if (reads(uses[static_cast<std::size_t>(use)], unit)) last = use;
-    if (reshard && last != use) break;
+    const bool is_done = use >= done_with[static_cast<std::size_t>(last)];
+    if (reshard && last != use && is_done) break;
   }
   return last;
 }
@@ -72,7 +74,12 @@ int unit_of(const std::vector<Unit>& units, std::int64_t layer) {
 }
 
 GatherPlan plan_gathers(const std::vector<std::vector<int>>& uses,
-                        const std::vector<std::int64_t>& unit_bytes, GatherPolicy policy) {
+                        const std::vector<std::int64_t>& unit_bytes, GatherPolicy policy,
+                        std::vector<int> done_with) {
+  if (done_with.empty()) {
+    done_with.resize(uses.size());
+    std::iota(done_with.begin(), done_with.end(), 0);
+  }
   GatherPlan plan;
   plan.end_with.resize(uses.size());
   std::vector<int> there_until(unit_bytes.size(), -1);
@@ -81,7 +88,7 @@ GatherPlan plan_gathers(const std::vector<std::vector<int>>& uses,
     for (const int unit : uses[static_cast<std::size_t>(use)]) {
       int& until = there_until[static_cast<std::size_t>(unit)];
       if (until >= use) continue;
-      until = last_use_of(uses, unit, use, policy.reshard);
+      until = last_use_of(uses, done_with, unit, use, policy.reshard);
       plan.end_with[static_cast<std::size_t>(until)].push_back(
           static_cast<int>(plan.gathers.size()));
       plan.gathers.push_back({unit, use, until, -1});
@@ -101,14 +108,15 @@ GatherPlan plan_gathers(const std::vector<std::vector<int>>& uses,
   std::vector<TakenUses> slots;
   for (const std::size_t g : order) {
     UnitGather& gather = plan.gathers[g];
+    const int last = done_with[static_cast<std::size_t>(gather.last_use)];
     auto slot = std::find_if(slots.begin(), slots.end(), [&](const TakenUses& taken) {
-      return is_free(taken, begins[g], gather.last_use);
+      return is_free(taken, begins[g], last);
     });
     if (slot == slots.end()) {
       slot = slots.emplace(slots.end());
       plan.slot_bytes.push_back(bytes_of(g));
     }
-    slot->emplace(begins[g], gather.last_use);
+    slot->emplace(begins[g], last);
     gather.slot = static_cast<int>(slot - slots.begin());
   }
   return plan;

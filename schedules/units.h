@@ -52,8 +52,11 @@ struct GatherPlan {
   std::vector<std::vector<int>> end_with;  ///< by use: those whose last use it is
 };
 
-/// `uses`: by position, the units that it reads. `unit_bytes`: by unit.
+/// `uses`: by position, the units that it reads. `unit_bytes`: by unit. `done_with`: by position,
+/// the last use that may begin before this one's work is done, which its units' memory is kept
+/// for: a later one where two actions alternate; empty: always itself.
 GatherPlan plan_gathers(const std::vector<std::vector<int>>& uses,
-                        const std::vector<std::int64_t>& unit_bytes, GatherPolicy policy);
+                        const std::vector<std::int64_t>& unit_bytes, GatherPolicy policy,
+                        std::vector<int> done_with = {});
 
 }  // namespace llm

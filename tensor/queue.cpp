@@ -19,7 +19,7 @@ std::int64_t now_ns() {
 
 void Queue::tiles(const char* op, std::int64_t n_tiles, std::function<void(std::int64_t)> run) {
   CHECK_CONTRACT(device_ == Device::cpu, "tiles run on the CPU");
-  if (n_tiles > 0) ops_.push_back({op, 0, n_tiles, std::move(run)});
+  if (n_tiles > 0) ops_.push_back({op, 0, n_tiles, std::move(run), nullptr, &observer_});
 }
 
 void Queue::work(const char* op, std::function<void()> run) {
@@ -32,6 +32,15 @@ void Queue::notify(std::function<void()> done) {
 
 void Queue::wait(std::function<bool()> is_open) {
   ops_.push_back({nullptr, 0, 1, nullptr, std::move(is_open)});
+}
+
+bool Queue::take_to_wait(Queue& other) {
+  for (bool is_first = true; !other.ops_.empty(); is_first = false) {
+    if (other.ops_.front().is_open && !is_first) return true;
+    ops_.push_back(std::move(other.ops_.front()));
+    other.ops_.pop_front();
+  }
+  return false;
 }
 
 bool Queue::run_tile() {
@@ -53,9 +62,10 @@ bool Queue::run_tile() {
     run_shared_tile(op);
     return true;
   }
-  const std::int64_t begin_ns = observer_ ? now_ns() : 0;
+  const Observer& observer = *op.observer;
+  const std::int64_t begin_ns = observer ? now_ns() : 0;
   op.run(op.next_tile);
-  if (observer_) observer_(op.name, begin_ns, now_ns());
+  if (observer) observer(op.name, begin_ns, now_ns());
   if (++op.next_tile == op.n_tiles) ops_.pop_front();
   return true;
 }
@@ -73,7 +83,7 @@ void Queue::run_shared_tile(const Op& op) {
     sched_yield();
   }
   if (!pool_->done()) return;
-  if (observer_) observer_(op.name, shared_begin_ns_, now_ns());
+  if (*op.observer) (*op.observer)(op.name, shared_begin_ns_, now_ns());
   is_shared_ = false;
   ops_.pop_front();
   pool_->rethrow();

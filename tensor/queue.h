@@ -17,16 +17,20 @@ namespace llm {
 class Queue {
  public:
   /// Called on the loop's thread when a tile ran, or all tiles of an op that a pool shares: the
-  /// op's name, when it began and when it was done. For traces.
+  /// op's name, when it began and when it was done. For traces. An op is told to the observer of
+  /// the queue that it was put into first.
   using Observer = std::function<void(const char* op, std::int64_t begin_ns, std::int64_t end_ns)>;
 
   /// `pool` (not owned, this queue's alone) may be nullptr.
-  explicit Queue(Device device = Device::cpu, ThreadPool* pool = nullptr)
-      : device_(device), pool_(pool) {}
+  explicit Queue(Device device = Device::cpu, ThreadPool* pool = nullptr, const char* name = "")
+      : device_(device), pool_(pool), name_(name) {}
   ~Queue() { drop(); }
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
   Device device() const { return device_; }
+  ThreadPool* pool() const { return pool_; }
+  /// What traces call its work; a literal.
+  const char* name() const { return name_; }
   int n_threads() const { return pool_ == nullptr ? 1 : pool_->n_threads(); }
 
   /// Puts tiles 0 .. n_tiles-1 of `op` at the end. A tile reads nothing that another tile of the
@@ -52,6 +56,12 @@ class Queue {
   /// Forgets what is in the queue, and waits for tiles that other threads run.
   void drop();
   bool empty() const { return ops_.empty(); }
+  /// Tiles together, notifications and waits that are in it.
+  std::size_t n_ops() const { return ops_.size(); }
+  /// Moves the first ops of `other`, in which none has begun, to this one's end: a wait that is the
+  /// first of all, and what follows it up to the next wait. Whether there is a next. `other` stays
+  /// where it is until they have run.
+  bool take_to_wait(Queue& other);
   /// The op that runs or ran last, nullptr before the first. Callable from any thread.
   const char* current_op() const { return current_op_.load(std::memory_order_relaxed); }
   void observe(Observer observer) { observer_ = std::move(observer); }
@@ -63,11 +73,13 @@ class Queue {
     std::int64_t n_tiles;
     std::function<void(std::int64_t)> run;
     std::function<bool()> is_open = nullptr;  // of a wait
+    const Observer* observer = nullptr;
   };
   void run_shared_tile(const Op& op);
 
   Device device_;
   ThreadPool* pool_;
+  const char* name_;
   std::deque<Op> ops_;
   Observer observer_;
   std::atomic<const char*> current_op_{nullptr};

@@ -18,8 +18,8 @@ Start it as the training would be started:
   mpirun -n 4 llm-doctor
   srun --mpi=pmix -K -n 4 llm-doctor --folder /scratch/me
 
-Exit codes: 0 nothing is wrong, 64 wrong usage, 70 the machine is wrong (a slow link, core or disk, a
-clock), 74 the folder cannot be written, 78 the launch is wrong (cores that ranks share).)";
+Exit codes: 0 nothing is wrong, 64 wrong usage, 70 the machine is wrong (a slow link, core or disk,
+a clock), 74 the folder cannot be written, 78 the launch is wrong (cores that ranks share).)";
 
 struct CommandLine {
   std::string folder = ".";

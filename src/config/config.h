@@ -116,7 +116,7 @@ struct DistributedConfig {
   bool sequence_parallel = false;
   std::int64_t pp_n_microbatches = 1;
   std::string pp_schedule =
-      "1f1b";  ///< gpipe, 1f1b, interleaved, zero_bubble, zero_bubble_v, file:PATH
+      "1f1b";  ///< gpipe, 1f1b, 1f1b_pairs, interleaved, zero_bubble, zero_bubble_v, file:PATH
   std::int64_t pp_virtual_stages = 1;
   std::optional<std::string> pp_split;
   std::string fsdp_mixed_precision = "bf16";  ///< fp32, bf16, fp16

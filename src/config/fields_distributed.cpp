@@ -39,10 +39,13 @@ void pipeline_fields(Rows<DistributedConfig>& rows) {
   rows.add("pp_n_microbatches", &D::pp_n_microbatches,
            "Microbatches that training.batch_size is cut into, at every pipeline size.")
       .in(between(1, 1 << 24));
-  rows.add("pp_schedule", &D::pp_schedule,
-           "Order of each pipeline rank's forwards and backwards; never changes the numbers. "
-           "file:PATH is a text file with one line a rank, as F0 F1 B0 B1.")
-      .of({"gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_v"})
+  rows.add(
+          "pp_schedule", &D::pp_schedule,
+          "Order of each pipeline rank's forwards and backwards; never changes the numbers. "
+          "1f1b_pairs runs a forward beside a backward, so that one computes while the other waits "
+          "for tensor-parallel ranks or experts. "
+          "file:PATH is a text file with one line a rank, as F0 F1|B0 B1.")
+      .of({"gpipe", "1f1b", "1f1b_pairs", "interleaved", "zero_bubble", "zero_bubble_v"})
       .or_starting_with("file:");
   rows.add("pp_virtual_stages", &D::pp_virtual_stages,
            "Model chunks on each pipeline rank: at least 2 under interleaved; zero_bubble_v always "

@@ -174,6 +174,23 @@ std::string bubble_warning(const Settings& s) {
   return text;
 }
 
+std::string pairs_warning(const Settings& s) {
+  const std::vector<Schedule>& schedules = s.pipeline.schedules;
+  if (!std::any_of(schedules.begin(), schedules.end(), has_pairs)) {
+    if (s.schedule != ScheduleKind::one_f_one_b_pairs) return "";
+    return fmt::format(
+        "warning: distributed.pp_schedule 1f1b_pairs has no pairs with "
+        "distributed.pp_n_microbatches "
+        "{}; use 2 or more",
+        s.pipeline.n_microbatches);
+  }
+  if (s.grid.tp > 1 || s.spreads_experts) return "";
+  return fmt::format(
+      "warning: the pairs of distributed.pp_schedule cost memory and hide nothing, since no layer "
+      "waits for other ranks (tp_size {}, experts on one rank); use 1f1b",
+      s.grid.tp);
+}
+
 std::string pipeline_report(const Settings& s) {
   std::string text = stage_table(s) + rank_table(s) + clock_text(s);
   const std::string warning = bubble_warning(s);

@@ -15,6 +15,9 @@ PipelineCosts pipeline_costs(const Settings& settings);
 /// distributed.pp_n_microbatches that brings it below, or what else helps; otherwise empty.
 std::string bubble_warning(const Settings& settings);
 
+/// One line where a schedule of pairs has none, or they hide nothing; otherwise empty.
+std::string pairs_warning(const Settings& settings);
+
 /// The stages, their ranks, layers, parameters and operations; the bytes of each rank of the last
 /// pipeline; and a flush on the virtual clock, drawn where that fits into 120 columns.
 std::string pipeline_report(const Settings& settings);

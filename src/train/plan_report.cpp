@@ -199,6 +199,7 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node, std::int64
   if (!spans.empty()) text += spans + "\n";
   text += batch_text(s);
   text += schedule_text(s);
+  if (const std::string pairs = pairs_warning(s); !pairs.empty()) text += pairs + "\n";
   text += fmt::format("model    {} parameters in {} tensors, {:.2f} MFLOP a token\n",
                       n_parameters(s.model), parameters(s.model).size(),
                       flops_per_token(s.model, s.seq_len) * 1e-6);

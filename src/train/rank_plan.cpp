@@ -126,23 +126,19 @@ UsePlan use_plan(const Settings& settings, int rank) {
       unit_layout(layout_of(settings, rank),
                   compute_layout(model_of(settings, rank), layers_of(settings, rank)),
                   state_shape(settings, rank).unit_shape());
-  const auto list_of = [&](std::vector<std::int64_t> layers) {
-    GatherPlan gathers =
-        plan_gathers(units_read(settings, units, layers), layout.n_bytes, settings.gather_policy);
-    return UseList{std::move(layers), std::move(gathers)};
+  const auto list_of = [&](LayerUses uses) {
+    GatherPlan gathers = plan_gathers(units_read(settings, units, uses.layers), layout.n_bytes,
+                                      settings.gather_policy, std::move(uses.done_with));
+    return UseList{std::move(uses.layers), std::move(gathers)};
   };
   const LayerRanges chunks = layers_of(settings, rank);
-  std::vector<std::int64_t> layers;
+  LayerUses uses;
   for (int flush = 0; flush < settings.partition.n_accumulation_steps; ++flush) {
-    for (const Action action : schedule_of(settings, rank)) {
-      const Range of_chunk = chunks[static_cast<std::size_t>(action.chunk)];
-      const auto read = layers_read(model_of(settings, rank), of_chunk, action.kind);
-      layers.insert(layers.end(), read.begin(), read.end());
-    }
+    add_uses(model_of(settings, rank), chunks, schedule_of(settings, rank), uses);
   }
-  plan.step = list_of(std::move(layers));
+  plan.step = list_of(std::move(uses));
   for (const Range& chunk : chunks) {
-    plan.chunks.push_back(list_of(layers_validated(model_of(settings, rank), chunk)));
+    plan.chunks.push_back(list_of({layers_validated(model_of(settings, rank), chunk), {}}));
   }
   plan.validation = settings.validation;
   plan.first_step = settings.first_step;
@@ -238,6 +234,7 @@ DecoderCompute::Plan compute_plan(const Settings& settings, int rank) {
   plan.seed = settings.seed;
   plan.recompute = settings.recompute_blocks ? Recompute::block : Recompute::none;
   plan.splits_backwards = peak_split_backwards(schedule_of(settings, rank)) > 0;
+  plan.has_pairs = has_pairs(schedule_of(settings, rank));
   // One more than the schedule needs: while it is on its way from the first stage.
   plan.n_pending_leaves =
       settings.buffers.embedding_gradients + (settings.pipeline.n_ranks > 1 ? 1 : 0);

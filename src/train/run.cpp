@@ -186,9 +186,9 @@ class Run {
     if (!request_.trace_dir.empty()) std::filesystem::create_directories(request_.trace_dir);
     if (session_.rank() != 0) return;
     warn_of_few_cores();
-    const std::string warning = bubble_warning(start_.settings);
     for (const std::string& text :
-         {warning, unit_warning(start_.settings),
+         {bubble_warning(start_.settings), pairs_warning(start_.settings),
+          unit_warning(start_.settings),
           tensor_parallel_warning(start_.settings, session_.node_of_ranks())}) {
       if (!text.empty()) fmt::print(stderr, "{}\n", text);
     }

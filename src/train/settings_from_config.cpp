@@ -46,6 +46,7 @@ Dtype compute_dtype(const Config& config, bool has_fast_bf16) {
 ScheduleKind schedule_kind_of(const std::string& name) {
   if (name == "gpipe") return ScheduleKind::gpipe;
   if (name == "1f1b") return ScheduleKind::one_f_one_b;
+  if (name == "1f1b_pairs") return ScheduleKind::one_f_one_b_pairs;
   if (name == "interleaved") return ScheduleKind::interleaved;
   if (name == "zero_bubble") return ScheduleKind::zero_bubble;
   if (name == "zero_bubble_v") return ScheduleKind::zero_bubble_v;

@@ -381,13 +381,16 @@ void Trainer::connect() {
 }
 
 void Trainer::trace_compute(Trace& trace) {
-  const auto observe = [&trace](Queue& queue, const char* row_name) {
+  const auto observe = [&trace](Queue& queue, const std::string& row_name) {
     const int row = trace.add_row(row_name);
     queue.observe([&trace, row](const char* op, std::int64_t begin_ns, std::int64_t end_ns) {
       trace.op(row, op, begin_ns, end_ns);
     });
   };
   observe(compute_, "compute queue");
+  for (Queue* const lane : stage_compute_->lanes()) {
+    observe(*lane, std::string("compute queue") + lane->name());
+  }
   observe(reductions_, "reduction queue");
 }
 

@@ -32,21 +32,19 @@ class SleepCompute : public StageCompute {
       : queue_(queue), unit_ms_(forward_ms / n_chunks), output_(rows * width * 4) {}
 
   void begin_step(std::int64_t, float) override {}
-  Task<MutView> forward(At, const Microbatch&, View) override {
+  Task<MutView> forward(const ForwardWork&) override {
     sleep(costs_.forward);
     co_return output_.view(Dtype::f32, {rows, width});
   }
-  Task<> backward(At, const Microbatch&, MutView, LossSum&) override {
-    sleep(costs_.backward);
+  Task<> backward(const BackwardWork& work) override {
+    sleep(costs_.of(work.kind));
     co_return;
   }
-  Task<> backward_input(At, const Microbatch&, MutView, LossSum&) override {
-    sleep(costs_.backward_input);
-    co_return;
-  }
-  Task<> backward_weight(At) override {
-    sleep(costs_.backward_weight);
-    co_return;
+  Task<MutView> beside(const ForwardWork& forward, const BackwardWork& backward) override {
+    sleep(costs_.forward + costs_.of(backward.kind));
+    queue_.notify(forward.done);
+    queue_.notify(backward.done);
+    co_return output_.view(Dtype::f32, {rows, width});
   }
   void release(const At&) override {}
   void embedding_backward(const At&, const Microbatch&, View) override {}
@@ -150,6 +148,7 @@ void run(const MpiSession& session, Options& options) {
   }
   for (const Case& c :
        {Case{"gpipe", ScheduleKind::gpipe, 1}, Case{"1f1b", ScheduleKind::one_f_one_b, 1},
+        Case{"1f1b_pairs", ScheduleKind::one_f_one_b_pairs, 1},
         Case{"interleaved 2", ScheduleKind::interleaved, 2},
         Case{"zero_bubble", ScheduleKind::zero_bubble, 1},
         Case{"zero_bubble_v", ScheduleKind::zero_bubble_v, 2}}) {

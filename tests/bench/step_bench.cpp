@@ -1,8 +1,8 @@
 // A training step of a GPT-2 by the same Trainer as llm-train's, on one rank or, under mpirun, on
 // several: rank 0 prints a line of JSON like the peer's (tests/bench/peer_torch.py).
 //   step_bench [model=10m|124m] [batch=8] [seq=256] [microbatches=1] [accumulation=tree|sequential]
-//              [pp=1] [schedule=1f1b|gpipe|zero_bubble] [recompute=0|1] [zero=0|1|2] [shared=1|0]
-//              [steps=8] [warm=2] [threads=1] [dtype=f32|bf16|f16] [trace=FOLDER]
+//              [pp=1] [schedule=1f1b|1f1b_pairs|gpipe|zero_bubble] [recompute=0|1] [zero=0|1|2]
+//              [shared=1|0] [steps=8] [warm=2] [threads=1] [dtype=f32|bf16|f16] [trace=FOLDER]
 // `batch` is a rank's. `trace` writes each rank's timeline into the folder, as llm-train --trace.
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -84,6 +84,7 @@ Settings settings_of(std::map<std::string, std::string>& options, int n_ranks) {
   set_length(s, {.n_samples = 1 << 20, .epochs = 1, .max_steps = n_steps});
   const std::map<std::string, ScheduleKind> kinds{{"gpipe", ScheduleKind::gpipe},
                                                   {"1f1b", ScheduleKind::one_f_one_b},
+                                                  {"1f1b_pairs", ScheduleKind::one_f_one_b_pairs},
                                                   {"zero_bubble", ScheduleKind::zero_bubble}};
   set_pipeline(s, {.schedule = kinds.at(options["schedule"]), .n_ranks = std::stoi(options["pp"])});
   s.recompute_blocks = options["recompute"] == "1";

@@ -8,15 +8,14 @@ import program
 RANKS = 3
 
 
-class Traces(program.ProgramTest):
+class Timeline(program.ProgramTest):
+    """One run that all tests of a class look at."""
     @classmethod
     def setUpClass(cls):
         maker = cls("run_once")
         maker.setUp()
         cls.addClassCleanup(maker.doCleanups)
-        maker.train("run", "optimization.gradient_accumulation_steps=2", "training.max_steps=4",
-                    "training.val_interval_steps=4", "distributed.bucket_bytes=16384", "model.hidden_size=64",
-                    "--trace", "trace", ranks=RANKS)
+        maker.train("run", *cls.ARGUMENTS, "--trace", "trace", ranks=cls.RANKS)
         cls.names = sorted(path.name for path in (maker.folder / "trace").iterdir())
         cls.ranks = [json.loads((maker.folder / "trace" / name).read_text())["traceEvents"] for name in cls.names]
 
@@ -27,6 +26,12 @@ class Traces(program.ProgramTest):
         rows = {e["tid"]: e["args"]["name"] for e in self.ranks[rank] if e["name"] == "thread_name"}
         return [e for e in self.ranks[rank] if e["ph"] == "X" and (row is None or rows[e["tid"]].startswith(row)) and
                 (name is None or e["name"] == name)]
+
+
+class Traces(Timeline):
+    RANKS = RANKS
+    ARGUMENTS = ("optimization.gradient_accumulation_steps=2", "training.max_steps=4", "training.val_interval_steps=4",
+                 "distributed.bucket_bytes=16384", "model.hidden_size=64")
 
     def test_each_rank_is_a_process_and_each_actor_a_thread(self):
         self.assertEqual(self.names, [f"rank-{r}.json" for r in range(RANKS)])
@@ -111,6 +116,41 @@ class Traces(program.ProgramTest):
         self.train("run")
         self.assertEqual(list(self.folder.rglob("rank-*.json")), [])
 
+
+class Pairs(Timeline):
+    """1f1b_pairs on tensor-parallel ranks: one microbatch computes while another's sums are on their way."""
+    RANKS = 2
+    ARGUMENTS = ("distributed.parallel_strategy=tp", "distributed.pp_n_microbatches=4", "training.batch_size=4",
+                 "distributed.pp_schedule=1f1b_pairs", "training.max_steps=2", "model.hidden_size=64")
+    SIDES = (", forward of a pair", ", backward of a pair")
+
+    def test_each_side_computes_while_the_others_sums_are_on_their_way(self):
+        for rank in range(self.RANKS):
+            for waits, computes in (self.SIDES, self.SIDES[::-1]):
+                sums = self.slices(rank, "tensor_sums", "sum of a layer" + waits)
+                ops = self.slices(rank, "compute queue" + computes)
+                hidden = [s for s in sums if any(o["ts"] < s["ts"] + s["dur"] and s["ts"] < o["ts"] + o["dur"]
+                                                 for o in ops)]
+                # Two blocks' sums at least, in three pairs of each of two steps.
+                self.assertGreaterEqual(len(sums), 2 * 3 * 2)
+                self.assertGreater(len(hidden), 0, f"rank {rank}{waits}")
+
+    def test_sums_alternate_in_one_order_on_every_rank(self):
+        orders = [[(s["args"]["key"], s["name"]) for s in self.slices(rank, "tensor_sums") if s["cat"] == "sum"]
+                  for rank in range(self.RANKS)]
+        self.assertEqual(orders[0], orders[1])
+        names = [name for _, name in orders[0]]
+        paired = [i for i, name in enumerate(names) if name.endswith(self.SIDES[0])]
+        self.assertGreater(sum(names[i + 1].endswith(self.SIDES[1]) for i in paired), len(paired) / 2)
+
+    def test_the_stage_shows_pairs(self):
+        for rank in range(self.RANKS):
+            order = [(e["name"], e["args"]["key"]) for e in self.slices(rank, "stage") if e["cat"] == "compute"]
+            train = [item for item in order if item[0] != "V"]
+            self.assertEqual(train, [("F", 0), ("F|B", 0), ("F|B", 1), ("F|B", 2), ("B", 3)] * 2)
+
+
+del Timeline  # it has no run of its own
 
 if __name__ == "__main__":
     program.main()

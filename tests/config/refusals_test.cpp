@@ -278,11 +278,11 @@ TEST_CASE("another choice is refused with the choices") {
       {"distributed: {device: gpu}",
        "c.yaml:1:23: distributed.device: gpu is not here; write device: cuda"},
       {"distributed: {pp_schedule: \"file:\"}",
-       "c.yaml:1:28: distributed.pp_schedule: file: is not one of gpipe, 1f1b, interleaved, "
-       "zero_bubble, zero_bubble_v, file:PATH"},
+       "c.yaml:1:28: distributed.pp_schedule: file: is not one of gpipe, 1f1b, 1f1b_pairs, "
+       "interleaved, zero_bubble, zero_bubble_v, file:PATH"},
       {"distributed: {pp_schedule: zero_buble}",
-       "c.yaml:1:28: distributed.pp_schedule: zero_buble is not one of gpipe, 1f1b, interleaved, "
-       "zero_bubble, zero_bubble_v, file:PATH; did you mean zero_bubble?"},
+       "c.yaml:1:28: distributed.pp_schedule: zero_buble is not one of gpipe, 1f1b, 1f1b_pairs, "
+       "interleaved, zero_bubble, zero_bubble_v, file:PATH; did you mean zero_bubble?"},
       {"optimization: {amp_dtype: fp16}",
        "c.yaml:1:27: optimization.amp_dtype: fp16 is not one of auto, float32, bfloat16, float16"},
       {"logging: {progress: on}",

@@ -17,8 +17,8 @@ TEST_CASE(
   CHECK(pipeline_buffers(one_f_one_b(2, 2)).embedding_gradients == 2);
   CHECK(pipeline_buffers(one_f_one_b(4, 16)).embedding_gradients == 3);
   for (const ScheduleKind kind :
-       {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved,
-        ScheduleKind::zero_bubble, ScheduleKind::zero_bubble_v}) {
+       {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::one_f_one_b_pairs,
+        ScheduleKind::interleaved, ScheduleKind::zero_bubble, ScheduleKind::zero_bubble_v}) {
     for (int n_ranks = 1; n_ranks <= 6; ++n_ranks) {
       for (int n = 1; n <= 12; ++n) {
         const int n_chunks = kind == ScheduleKind::interleaved     ? 3

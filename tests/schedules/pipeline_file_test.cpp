@@ -41,9 +41,9 @@ TEST_CASE("comments, blank lines and carriage returns are left out") {
 TEST_CASE("a text that is no schedule is refused with its line") {
   const std::string no_action =
       " is no action; write F, B, I or W with a microbatch, and a chunk where a rank has several: "
-      "F0 or B3.1";
-  for (const std::string word :
-       {"G0", "F", "F-1", "F0.", "F0.x", "F0,", "f0", "F1000001", "rank", "placement:"}) {
+      "F0, B3.1, or as a pair F1|B0";
+  for (const std::string word : {"G0", "F", "F-1", "F0.", "F0.x", "F0,", "f0", "F1000001", "rank",
+                                 "placement:", "|", "F1|", "|B0", "F1||B0", "F1|x"}) {
     CHECK(refusal_of("# a\nF0 B0\nF0 " + word) == "s.txt:3: " + word + no_action);
   }
   CHECK(refusal_of("F0 " + std::string(30, 'x')) ==
@@ -85,6 +85,22 @@ TEST_CASE("a schedule that breaks a rule is refused with its rank, the actions a
         "s.txt:1: rank 0: W1 is missing; every input half has a weight half");
   CHECK(refusal_of("F0.1 B0.1") ==
         "s.txt:1: rank 0: F0 is missing; every chunk has a forward of each microbatch");
+}
+
+TEST_CASE("what is no pair of a forward and another's backward is refused") {
+  const std::string no_pair =
+      " is no pair; write a forward, and after it the backward, or a half of one, of another "
+      "microbatch or chunk: F1|B0";
+  CHECK(refusal_of("F0 F1|B0 B1") == "accepted");
+  CHECK(refusal_of("F0 F1|I0 W0 F2|I1 F3|W1 B2 B3") == "accepted");
+  CHECK(refusal_of("F0 F1|B0|F2 B1 B2") == "s.txt:1: rank 0: F1|B0" + no_pair);
+  CHECK(refusal_of("F0|F1 B0 B1") == "s.txt:1: rank 0: F0|F1" + no_pair);
+  CHECK(refusal_of("F0 B0|F1 B1") == "s.txt:1: rank 0: B0|F1" + no_pair);
+  CHECK(refusal_of("F0|B0") == "s.txt:1: rank 0: F0|B0" + no_pair);
+  CHECK(refusal_of("F0 F1 I0 W0|I1 W1") == "s.txt:1: rank 0: W0|I1" + no_pair);
+  CHECK(refusal_of("F0 F1|B0 B1\nF0 F1|B0 B1") ==
+        "s.txt: the ranks wait for ever: rank 0 waits at F1|B0 for B0 of rank 1; rank 1 waits at "
+        "F1|B0 for F1 of rank 0");
 }
 
 TEST_CASE("schedules that are right alone and never end together are refused") {

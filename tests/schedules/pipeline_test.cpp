@@ -20,7 +20,8 @@ using Places = std::map<Action, int>;
 /// Where each action stands; every one at one place.
 Places places_in(const Schedule& schedule) {
   Places places;
-  for (const Action& action : schedule) {
+  for (Action action : schedule) {
+    action.beside_next = false;
     REQUIRE(places.emplace(action, static_cast<int>(places.size())).second);
   }
   return places;
@@ -97,7 +98,8 @@ TEST_CASE("no rank holds more activations than its schedule says") {
       INFO(name << ", rank " << rank);
       const int peak = peak_activations(pipeline.schedules[static_cast<std::size_t>(rank)]);
       if (name.starts_with("gpipe")) REQUIRE(peak == m);
-      if (name.starts_with("1f1b")) REQUIRE(peak == std::min(p - rank, m));
+      if (name.starts_with("1f1b ")) REQUIRE(peak == std::min(p - rank, m));
+      if (name.starts_with("1f1b_pairs")) REQUIRE(peak == std::min(2 * (p - rank), m));
       if (name.starts_with("zero_bubble ")) REQUIRE(peak == std::min(p, m));
       if (name.starts_with("zero_bubble_v")) REQUIRE(peak <= 2 * std::min(p, m));
       if (name.starts_with("interleaved") && v > 1) {
@@ -135,6 +137,9 @@ TEST_CASE("the orders are the published ones") {
   CHECK(to_string(one_f_one_b(2, 3).schedules[1]) == "F0 B0 F1 B1 F2 B2");
   CHECK(to_string(one_f_one_b(3, 4).schedules[0]) == "F0 F1 F2 B0 F3 B1 B2 B3");
   CHECK(to_string(one_f_one_b(4, 2).schedules[0]) == "F0 F1 B0 B1");
+  CHECK(to_string(one_f_one_b_pairs(1, 3).schedules[0]) == "F0 F1|B0 F2|B1 B2");
+  CHECK(to_string(one_f_one_b_pairs(2, 5).schedules[0]) == "F0 F1 F2 F3|B0 F4|B1 B2 B3 B4");
+  CHECK(to_string(one_f_one_b_pairs(2, 2).schedules[0]) == "F0 F1 B0 B1");
   const Pipeline megatron = interleaved({.n_ranks = 2, .n_chunks = 2, .n_microbatches = 4});
   CHECK(to_string(megatron.schedules[0]) ==
         "F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 F3.0 B1.1 F2.1 B0.0 F3.1 B1.0 B2.1 B3.1 B2.0 B3.0");
@@ -154,6 +159,7 @@ TEST_CASE("the orders are the published ones") {
 TEST_CASE("every kind is made from its shape") {
   CHECK(make_pipeline(ScheduleKind::gpipe, {3, 1, 4}) == gpipe(3, 4));
   CHECK(make_pipeline(ScheduleKind::one_f_one_b, {3, 1, 4}) == one_f_one_b(3, 4));
+  CHECK(make_pipeline(ScheduleKind::one_f_one_b_pairs, {3, 1, 4}) == one_f_one_b_pairs(3, 4));
   CHECK(make_pipeline(ScheduleKind::interleaved, {3, 2, 4}) == interleaved({3, 2, 4}));
   CHECK(make_pipeline(ScheduleKind::zero_bubble, {3, 1, 4}) == zero_bubble(3, 4));
   CHECK(make_pipeline(ScheduleKind::zero_bubble_v, {3, 2, 4}) == zero_bubble_v(3, 4));

@@ -26,6 +26,7 @@ inline std::vector<NamedPipeline> all_pipelines() {
       };
       add("gpipe", 1, gpipe(p, m));
       add("1f1b", 1, one_f_one_b(p, m));
+      add("1f1b_pairs", 1, one_f_one_b_pairs(p, m));
       add("zero_bubble", 1, zero_bubble(p, m));
       add("zero_bubble_v", 2, zero_bubble_v(p, m));
       for (int v = 1; v <= 4; ++v) {

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <map>
 
+#include "schedules/pipeline_file.h"
 #include "tests/schedules/pipelines.h"
 
 using namespace llm;
@@ -113,12 +114,20 @@ TEST_CASE("no action begins before its message and its rank's last action are do
     std::map<std::pair<int, Action>, TimedAction> by_stage;
     for (int rank = 0; rank < shape.n_ranks; ++rank) {
       double now = 0;
+      const TimedAction* before = nullptr;
       for (const TimedAction& timed : simulation.actions[static_cast<std::size_t>(rank)]) {
-        REQUIRE(timed.begin >= now);
+        if (before != nullptr && before->action.beside_next) {
+          REQUIRE(timed.begin == before->begin);
+          REQUIRE(timed.end == before->end);
+        } else {
+          REQUIRE(timed.begin >= now);
+        }
         now = timed.end;
+        before = &timed;
         Action action = timed.action;
         const int stage = pipeline.stage_of({rank, action.chunk});
         action.chunk = 0;
+        action.beside_next = false;
         if (action.kind == Action::Kind::backward_input) action.kind = Action::Kind::backward;
         by_stage[{stage, action}] = timed;
       }
@@ -133,6 +142,29 @@ TEST_CASE("no action begins before its message and its rank's last action are do
       REQUIRE(timed.begin >= by_stage.at({from, action}).end + (is_near ? 0 : message));
     }
   }
+}
+
+TEST_CASE("paired actions cost a pipeline no idle time where a forward and a backward alternate") {
+  for (int p = 1; p <= 8; ++p) {
+    for (int m = 1; m <= 24; ++m) {
+      for (const ActionCosts& costs : many_costs) {
+        INFO(p << " ranks, " << m << " microbatches");
+        REQUIRE(makespan(one_f_one_b_pairs(p, m), costs) <=
+                makespan(one_f_one_b(p, m), costs) + 1e-9);
+      }
+    }
+  }
+}
+
+TEST_CASE("a pair waits for both of its messages and lasts as long as both") {
+  const Simulation simulation = simulate(read_pipeline("s.txt", "F0 F1|B0 B1"));
+  REQUIRE(simulation.actions[0].size() == 4);
+  CHECK(simulation.actions[0][1].begin == 1);
+  CHECK(simulation.actions[0][2].begin == 1);
+  CHECK(simulation.actions[0][2].end == 4);
+  CHECK(simulation.makespan == 6);
+  CHECK(simulation.busy[0] == 6);
+  CHECK(timeline(simulation, 80) == "rank 0     F0 F1|B0--- B1--- \n");
 }
 
 TEST_CASE("a message that takes its time makes a pipeline longer") {

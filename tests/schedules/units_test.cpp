@@ -19,8 +19,13 @@ std::int64_t sum(const std::vector<std::int64_t>& values) {
 }
 
 /// Carries the plan out use by use; what holds at each moment is checked.
-void check_plan(const std::vector<std::vector<int>>& uses, const GatherPolicy& policy) {
-  const GatherPlan plan = plan_gathers(uses, unit_bytes, policy);
+void check_plan(const std::vector<std::vector<int>>& uses, const GatherPolicy& policy,
+                std::vector<int> done_with = {}) {
+  const GatherPlan plan = plan_gathers(uses, unit_bytes, policy, done_with);
+  if (done_with.empty()) {
+    done_with.resize(uses.size());
+    std::iota(done_with.begin(), done_with.end(), 0);
+  }
   const auto n_gathers = static_cast<int>(plan.gathers.size());
   int n_begun_uses = 0;  // gathers whose first use has begun
   int next = 0;
@@ -30,7 +35,7 @@ void check_plan(const std::vector<std::vector<int>>& uses, const GatherPolicy& p
     for (; next < n_gathers && next < n_begun_uses + policy.n_ahead; ++next) {
       const UnitGather& gather = plan.gathers[next];
       int& slot = in_slot[gather.slot];
-      if (slot >= 0) REQUIRE(plan.gathers[slot].last_use < use);
+      if (slot >= 0) REQUIRE(done_with[plan.gathers[slot].last_use] < use);
       REQUIRE(plan.slot_bytes[gather.slot] >= unit_bytes[gather.unit]);
       slot = next;
     }
@@ -106,4 +111,18 @@ TEST_CASE("every use finds its units, and no slot is filled while it is read") {
     }
   }
   CHECK(plan_gathers({{3}, {3}, {3}}, unit_bytes, {}).gathers.size() == 1);
+}
+
+TEST_CASE("a unit stays as long as work that reads it may be under way") {
+  // A forward and a backward in turns, each use done with the next turn of both.
+  const std::vector<std::vector<int>> uses = {{0}, {5}, {1}, {4}, {2}, {3}, {3}, {2}, {4}, {1}};
+  const std::vector<int> done_with = {3, 3, 5, 5, 7, 7, 9, 9, 9, 9};
+  for (const int n_ahead : {0, 1, 2, 3, 100}) {
+    for (const bool reshard : {true, false}) check_plan(uses, {n_ahead, reshard}, done_with);
+  }
+  const GatherPlan plan = plan_gathers(uses, unit_bytes, {.n_ahead = 0}, done_with);
+  // 2 and 3 are read again before they are given back, 1 and 4 are not.
+  CHECK(plan.gathers.size() == 8);
+  // In the second turn the first one's two are there as well.
+  CHECK(sum(plan.slot_bytes) == 90 + 40 + 10 + 10);
 }

@@ -25,9 +25,9 @@ PipelineChoice choice_of(ScheduleKind kind, int n_ranks) {
   return {.schedule = kind, .n_ranks = n_ranks, .n_chunks = has_chunks ? 2 : 1};
 }
 
-constexpr ScheduleKind all_kinds[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
-                                      ScheduleKind::interleaved, ScheduleKind::zero_bubble,
-                                      ScheduleKind::zero_bubble_v};
+constexpr ScheduleKind all_kinds[] = {
+    ScheduleKind::gpipe,       ScheduleKind::one_f_one_b, ScheduleKind::one_f_one_b_pairs,
+    ScheduleKind::interleaved, ScheduleKind::zero_bubble, ScheduleKind::zero_bubble_v};
 
 void check_has(const std::string& text, const std::vector<std::string>& parts) {
   for (const std::string& part : parts) {
@@ -119,4 +119,22 @@ TEST_CASE("where more microbatches do not help the warning names what does") {
   Settings file = pipeline_settings({}, 1);
   set_pipeline(file, one_f_one_b(4, 1), {});
   CHECK(bubble_warning(file).find("pp_n_microbatches") == std::string::npos);
+}
+
+TEST_CASE("pairs that are not there, or that hide nothing, are warned about") {
+  const auto warning = [](ScheduleKind kind, int tp, std::size_t n_microbatches) {
+    Settings settings = pipeline_settings(choice_of(kind, 2), n_microbatches);
+    settings.grid.tp = tp;
+    return pairs_warning(settings);
+  };
+  constexpr ScheduleKind pairs = ScheduleKind::one_f_one_b_pairs;
+  CHECK(warning(pairs, 2, 1) ==
+        "warning: distributed.pp_schedule 1f1b_pairs has no pairs with "
+        "distributed.pp_n_microbatches 1; use 2 or more");
+  CHECK(
+      warning(pairs, 1, 2) ==
+      "warning: the pairs of distributed.pp_schedule cost memory and hide nothing, since no layer "
+      "waits for other ranks (tp_size 1, experts on one rank); use 1f1b");
+  CHECK(warning(pairs, 2, 2).empty());
+  CHECK(warning(ScheduleKind::one_f_one_b, 1, 1).empty());
 }

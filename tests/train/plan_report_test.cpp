@@ -63,6 +63,13 @@ void add_tensor_parallel(Settings tensor, std::vector<Settings>& all) {
     tensor.grid.pp = 2;
     set_pipeline(tensor, {.schedule = ScheduleKind::one_f_one_b, .n_ranks = 2});
     all.push_back(tensor);
+    for (const int pp : {1, 2}) {
+      set_pipeline(tensor, {.schedule = ScheduleKind::one_f_one_b_pairs, .n_ranks = pp});
+      all.push_back(tensor);
+    }
+    Settings shared = tensor;
+    shared.zero_stage = 3;
+    all.push_back(shared);
     tensor.grid.pp = 1;
     set_pipeline(tensor);
   }

@@ -168,7 +168,7 @@ TEST_CASE("a schedule's file is the pipeline, where it fits the other fields") {
   CHECK(refusal_of(file, 3, "F0 B0\nF0 X0\n") ==
         place +
             ":2: X0 is no action; write F, B, I or W with a microbatch, and a chunk where a "
-            "rank has several: F0 or B3.1");
+            "rank has several: F0, B3.1, or as a pair F1|B0");
   CHECK(refusal_of(file, 1, "F0 F1 F2 F3 B0 B2 B1 B3") ==
         place +
             ":1: rank 0: B2 stands before B1; the backwards of a chunk run in microbatch "
