@@ -76,6 +76,10 @@ int run(const CommandLine& line) {
   if (!line.html.empty()) {
     const llm::LossCurve losses =
         llm::read_losses(line.run_dir.empty() ? timeline.run_dir : line.run_dir);
+    if (!line.run_dir.empty() && losses.train.empty()) {
+      throw llm::FileError(
+          fmt::format("--run-dir {}: no metrics.jsonl with a step is here", line.run_dir));
+    }
     llm::write_file_atomically(line.html, llm::page_html(timeline, steps, losses));
   }
   if (line.json) {

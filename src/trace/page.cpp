@@ -81,7 +81,7 @@ LossCurve read_losses(const std::filesystem::path& run_dir) {
       if (name.starts_with("metrics") && name.ends_with(".jsonl")) files.push_back(entry.path());
     }
   }
-  // metrics-from-step-00000100 sorts before metrics., and what goes on counts more.
+  // The first start's comes first, then those that went on, by their step.
   std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) {
     return std::pair(a.stem().string(), a.string()) < std::pair(b.stem().string(), b.string());
   });
