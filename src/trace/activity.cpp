@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 
 namespace llm {
 namespace {
@@ -45,9 +46,10 @@ Activity::Activity(const Timeline& timeline, std::size_t rank_index) {
 }
 
 void Activity::add_busy(const RankTimeline& rank) {
-  const auto row = std::find_if(rank.rows.begin(), rank.rows.end(),
-                                [](const TimelineRow& r) { return r.name == "compute queue"; });
-  const int compute_row = row == rank.rows.end() ? -1 : row->id;
+  std::set<int> compute_rows;  // the queue's own, and those of its pairs' two sides
+  for (const TimelineRow& row : rank.rows) {
+    if (row.name.starts_with("compute queue")) compute_rows.insert(row.id);
+  }
   const bool has_ops = std::any_of(rank.slices.begin(), rank.slices.end(),
                                    [](const auto& s) { return s.kind == SliceKind::op; });
   std::size_t action = 0;
@@ -58,9 +60,9 @@ void Activity::add_busy(const RankTimeline& rank) {
     const std::int64_t begin_ns = std::max(slice.begin_ns, end_ns);
     if (slice.end_ns <= begin_ns) continue;
     end_ns = slice.end_ns;
-    const bool is_model = is_action || slice.row == compute_row;
-    if (is_action || slice.row != compute_row) {
-      busy_.push_back({begin_ns, end_ns, slice.row, slice.name, is_model});
+    const bool is_of_action = slice.kind == SliceKind::op && compute_rows.contains(slice.row);
+    if (!is_of_action) {
+      busy_.push_back({begin_ns, end_ns, slice.row, slice.name, is_action});
       continue;
     }
     // Tiles of one op may belong to two actions.
@@ -72,7 +74,7 @@ void Activity::add_busy(const RankTimeline& rank) {
       const std::int64_t to_ns =
           next == nullptr ? end_ns : std::min(end_ns, is_in ? next->end_ns : next->begin_ns);
       const TimelineSlice& what = is_in ? *next : slice;
-      busy_.push_back({at_ns, to_ns, what.row, what.name, is_model});
+      busy_.push_back({at_ns, to_ns, what.row, what.name, true});
       at_ns = to_ns;
     }
   }

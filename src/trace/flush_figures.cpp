@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <optional>
+#include <string>
 
 #include "schedules/simulation.h"
 
@@ -42,35 +43,53 @@ constexpr std::array kinds = {Action::Kind::forward, Action::Kind::backward,
                               Action::Kind::backward_input, Action::Kind::backward_weight};
 constexpr std::array names = {"F", "B", "I", "W"};
 
+/// How the time of a pair is shared out to its two actions, which a trace has as one.
+constexpr ActionCosts pair_costs;
+
 std::size_t index_of(Action::Kind kind) {
   return static_cast<std::size_t>(std::find(kinds.begin(), kinds.end(), kind) - kinds.begin());
 }
 
 /// By stage and kind, from what each action of the schedule took: a trace says of an action its
-/// kind and microbatch, and the schedule in what order its chunks come. Empty where they differ.
+/// kind and microbatch (of a pair the backward's), and the schedule in what order its chunks come.
+/// Empty where they differ.
 using StageMeans = std::vector<std::array<Mean, kinds.size()>>;
 std::optional<StageMeans> means_of(const Timeline& timeline, const std::vector<Actions>& actions) {
   const Pipeline& pipeline = timeline.pipeline;
   StageMeans means(static_cast<std::size_t>(pipeline.n_stages()));
+  const auto add = [&](int rank, const Action& action, double ns) {
+    const int stage = pipeline.stage_of({rank, action.chunk});
+    Mean& mean = means[static_cast<std::size_t>(stage)][index_of(action.kind)];
+    mean.sum += ns;
+    ++mean.n;
+  };
   for (int rank = 0; rank < pipeline.n_ranks; ++rank) {
     const Schedule& schedule = pipeline.schedules[static_cast<std::size_t>(rank)];
     Actions left = actions[static_cast<std::size_t>(rank)];
-    if (left.size() != schedule.size() * static_cast<std::size_t>(timeline.n_flushes)) return {};
     for (int flush = 0; flush < timeline.n_flushes; ++flush) {
-      for (const Action& action : schedule) {
-        const std::size_t kind = index_of(action.kind);
-        const int m = flush * pipeline.n_microbatches + action.microbatch;
+      for (std::size_t i = 0; i < schedule.size(); ++i) {
+        const Action& first = schedule[i];
+        const Action& last = first.beside_next ? schedule[++i] : first;
+        const int m = flush * pipeline.n_microbatches + last.microbatch;
+        const std::string name =
+            std::string(first.beside_next ? "F|" : "") + names[index_of(last.kind)];
         const auto found = std::find_if(left.begin(), left.end(), [&](const TimelineSlice* slice) {
-          return slice->key == m && timeline.name(slice->name) == names[kind];
+          return slice->key == m && timeline.name(slice->name) == name;
         });
         if (found == left.end()) return {};
-        const int stage = pipeline.stage_of({rank, action.chunk});
-        Mean& mean = means[static_cast<std::size_t>(stage)][kind];
-        mean.sum += static_cast<double>((*found)->end_ns - (*found)->begin_ns);
-        ++mean.n;
+        const auto ns = static_cast<double>((*found)->end_ns - (*found)->begin_ns);
         left.erase(found);
+        if (first.beside_next) {
+          const double forward_ns =
+              ns * pair_costs.forward / (pair_costs.forward + pair_costs.of(last.kind));
+          add(rank, first, forward_ns);
+          add(rank, last, ns - forward_ns);
+        } else {
+          add(rank, last, ns);
+        }
       }
     }
+    if (!left.empty()) return {};
   }
   return means;
 }

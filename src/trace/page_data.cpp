@@ -31,10 +31,12 @@ enum Category : std::uint8_t {
   sums,
   actor,
   wait,
-  call
+  call,
+  pair
 };
 
 Category category_of(const std::string& action) {
+  if (action.find('|') != std::string::npos) return pair;
   if (action.starts_with("F")) return forward;
   if (action.starts_with("B")) return backward;
   if (action.starts_with("I")) return backward_input;
@@ -145,9 +147,12 @@ class PageData {
     lane.keys.push_back(static_cast<std::int32_t>(slice.key));
   }
 
-  /// An op's colour is its action's.
+  /// An op's colour is its action's; a pair has a row for each side.
   Category category_of_op(const std::vector<const TimelineSlice*>& actions, std::size_t& next,
-                          const TimelineSlice& op) const {
+                          const TimelineSlice& op, const std::string& row) const {
+    if (row.find("of a pair") != std::string::npos) {
+      return row.find("forward") != std::string::npos ? forward : backward;
+    }
     while (next < actions.size() && actions[next]->end_ns <= op.begin_ns) ++next;
     const bool is_in = next < actions.size() && actions[next]->begin_ns <= op.begin_ns;
     return is_in ? category_of(timeline_.name(actions[next]->name)) : update;
@@ -159,7 +164,7 @@ class PageData {
     add_plan(lanes, static_cast<int>(index));
     std::map<std::pair<int, bool>, std::size_t> lane_of;  // row, and whether it is of calls
     for (const TimelineRow& row : rank.rows) {            // queues above actors
-      if (!row.name.ends_with(" queue")) continue;
+      if (row.name.find(" queue") == std::string::npos) continue;
       lane_of[{row.id, false}] = lanes.size();
       lanes.push_back({.name = row.name, .kind = "op"});
     }
@@ -184,7 +189,8 @@ class PageData {
       }
       Category category = is_call ? call : slice.kind == SliceKind::wait ? wait : actor;
       if (slice.kind == SliceKind::op) {
-        category = row == "compute queue" ? category_of_op(actions, next, slice) : sums;
+        category =
+            row.starts_with("compute queue") ? category_of_op(actions, next, slice, row) : sums;
       }
       put(lanes[found->second], slice, category);
     }

@@ -45,13 +45,13 @@ Means means_of(const StepFigures& step) {
 std::string bubble_text(const StepFigures& step) {
   if (step.flushes.empty()) return "-";
   std::string text = fmt::format("{:.1f} %", 100 * step.bubble());
-  if (step.planned_bubble() > 0) text += fmt::format(" of {:.1f} %", 100 * step.planned_bubble());
+  if (step.planned_bubble() > 0) text += fmt::format(" ({:.1f} %)", 100 * step.planned_bubble());
   return text;
 }
 
 std::string step_table(const Timeline& timeline, const std::vector<StepFigures>& steps) {
   std::string text = fmt::format("{:>6} {:>10} {:>10} {:>10} {:>9} {:>18}  {:<22} {}\n", "step",
-                                 "ms", "compute", "exposed", "overlap", "bubble of planned",
+                                 "ms", "compute", "exposed", "overlap", "bubble (planned)",
                                  "slowest rank", "most of the critical path");
   for (const StepFigures& step : steps) {
     const Means means = means_of(step);

@@ -78,6 +78,34 @@ TEST_CASE("a pipeline's bubble stands beside that of its schedule with the measu
   CHECK(flush.planned[0].begin_ns == 0);
 }
 
+TEST_CASE("a pair is one action of the trace and two of its schedule, and both lanes compute") {
+  TimelineMaker maker(2);
+  maker.timeline().grid = {.dp = 1, .pp = 2, .tp = 1};
+  maker.timeline().pipeline = one_f_one_b_pairs(2, 2);
+  for (const std::int64_t m : {0, 1}) maker.action(0, "F", m, {1000 * m, 1000 * m + 1000});
+  maker.awaited({.from = 0, .sent_us = 1000, .to = 1, .arrived_us = 1100}, "activation", 0);
+  maker.action(1, "F", 0, {1100, 2100});
+  maker.message({.from = 0, .sent_us = 2000, .to = 1, .arrived_us = 2100});
+  maker.action(1, "F|B", 0, {2100, 5100});
+  maker.awaited({.from = 1, .sent_us = 5100, .to = 0, .arrived_us = 5200}, "input_grad", 2000);
+  maker.action(0, "B", 0, {5200, 7200});
+  maker.action(1, "B", 1, {5100, 7100});
+  maker.awaited({.from = 1, .sent_us = 7100, .to = 0, .arrived_us = 7200}, "input_grad", 7150);
+  maker.action(0, "B", 1, {7200, 9200});
+  for (const int rank : {0, 1}) maker.step(rank, 1, {0, 9200});
+  Timeline timeline = maker.made();
+  for (TimelineRow& row : timeline.ranks[1].rows) {
+    if (row.name == "compute queue") row.name = "compute queue, backward of a pair";
+  }
+  const auto steps = step_figures(timeline);
+  CHECK(steps[0].ranks[1].model_ns == 6'000'000);
+  const FlushFigures& flush = steps[0].flushes.at(0);
+  CHECK(flush.planned_ns == 9'000'000);
+  REQUIRE(flush.planned.size() == 8);
+  CHECK(flush.planned[5].name == "F1");
+  CHECK(flush.planned[5].begin_ns == flush.planned[6].begin_ns);
+}
+
 TEST_CASE("another schedule than the one that ran gives no plan, and no pipeline no bubble") {
   TimelineMaker maker = two_ranks();
   maker.timeline().pipeline = one_f_one_b(2, 3);
@@ -125,7 +153,7 @@ TEST_CASE("the report names the rank, the action and what was waited for") {
   const std::string text = report_text(timeline, steps, 1);
   CHECK(text.find("rank 1 stage B") != std::string::npos);
   CHECK(text.find("input_grad 3.20") != std::string::npos);
-  CHECK(text.find("34.8 % of 33.3 %") != std::string::npos);
+  CHECK(text.find("34.8 % (33.3 %)") != std::string::npos);
   CHECK_THROWS_AS(report_text(timeline, steps, 7), UsageError);
   const auto json = nlohmann::json::parse(report_json(timeline, steps));
   CHECK(json["steps"][0]["ranks"][0]["exposed_ms"]["input_grad"] == Approx(3.2));

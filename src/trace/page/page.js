@@ -4,7 +4,7 @@ const byId = (id) => document.getElementById(id);
 const msOf = (ticks) => ticks * data.tick_ns / 1e6;
 const CATEGORIES = [
   ["f", "forward"], ["b", "backward"], ["i", "input half"], ["w", "weight half"], ["v", "validation"],
-  ["u", "update"], ["s", "sums"], ["a", "actor at work"], ["wait", "wait"], ["call", "call"]];
+  ["u", "update"], ["s", "sums"], ["a", "actor at work"], ["wait", "wait"], ["call", "call"], ["p", "pair"]];
 const KINDS = ["work", "message", "wait", "unknown"];
 
 // ---- Data: columns become typed arrays.
@@ -72,7 +72,7 @@ let colors = {};
 function readColors() {
   const style = getComputedStyle(document.documentElement);
   colors = {};
-  for (const name of ["page", "card", "line", "lane", "text", "soft", "f", "b", "i", "w", "v", "u", "s", "a", "wait", "call", "path", "message"]) {
+  for (const name of ["page", "card", "line", "lane", "text", "soft", "f", "b", "i", "w", "v", "u", "s", "a", "p", "wait", "call", "path", "message"]) {
     colors[name] = style.getPropertyValue(`--${name}`).trim();
   }
   colors.categories = CATEGORIES.map(([name]) => colors[name]);
@@ -503,8 +503,9 @@ function colorOfPart([kind, , , actor, name]) {
   if (kind === 1) return "message";
   if (kind >= 2) return "call";
   const what = data.names[name];
+  if (what.includes("|")) return "p";
   if (actor === "stage") return {F: "f", B: "b", I: "i", W: "w", V: "v"}[what[0]] ?? "a";
-  return actor === "compute queue" ? "u" : actor.endsWith("queue") ? "s" : "a";
+  return actor.startsWith("compute queue") ? "u" : actor.endsWith("queue") ? "s" : "a";
 }
 function pathSums(step) {
   const sums = new Map();
