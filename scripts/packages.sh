@@ -33,7 +33,7 @@ clang-format-19|check|command clang-format-19|module load llvm (19)
 universal-ctags|check|command ctags|module load universal-ctags
 slurm-wlm|full|command slurmctld|module load slurm (22.05 or newer)
 munge|full|command munged|module load munge (0.5 or newer)
-iproute2|full|command ip|module load iproute2
+iproute2|check|command ip|a machine that has it: ip makes network namespaces
 '
 
 say() { printf '%s\n' "$*" >&2; }

@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 #include "src/base/error.h"
+#include "src/base/file.h"
+#include "src/trace/page.h"
 #include "src/trace/report.h"
 #include "src/trace/trace_file.h"
 
@@ -23,6 +25,8 @@ ranks, 74 a file that cannot be read or written.)";
 struct CommandLine {
   std::string folder;
   std::string merge;
+  std::string html;
+  std::string run_dir;
   std::int64_t step = 0;
   std::int64_t first = 0;
   std::int64_t last = INT64_MAX;
@@ -39,6 +43,11 @@ CommandLine parse(int argc, char** argv) {
   app.add_option("--merge", line.merge,
                  "the file with the timelines of all ranks, for Perfetto (default: DIR/trace.json; "
                  "with --json none)");
+  app.add_option("--html", line.html,
+                 "write a page with the timeline, the critical paths and the loss, for a browser");
+  app.add_option(
+      "--run-dir", line.run_dir,
+      "with --html: the run's folder, whose losses are shown (default: as in the trace)");
   app.add_option("--step", line.step, "print the critical path of this step (default: the median)")
       ->check(CLI::Range(std::int64_t{1}, INT64_MAX));
   app.add_option("--first", line.first, "leave out steps before this one");
@@ -64,12 +73,22 @@ int run(const CommandLine& line) {
         fmt::format("{}: no step that all ranks have lies in --first to --last", line.folder));
   }
   if (!line.merge.empty()) llm::merge_traces(line.folder, line.merge);
+  if (!line.html.empty()) {
+    const llm::LossCurve losses =
+        llm::read_losses(line.run_dir.empty() ? timeline.run_dir : line.run_dir);
+    if (!line.run_dir.empty() && losses.train.empty()) {
+      throw llm::FileError(
+          fmt::format("--run-dir {}: no metrics.jsonl with a step is here", line.run_dir));
+    }
+    llm::write_file_atomically(line.html, llm::page_html(timeline, steps, losses));
+  }
   if (line.json) {
     fmt::print("{}\n", llm::report_json(timeline, steps));
     return 0;
   }
   fmt::print("{}", llm::report_text(timeline, steps, line.step));
   fmt::print("\n{}: all ranks, for https://ui.perfetto.dev\n", line.merge);
+  if (!line.html.empty()) fmt::print("{}: for a browser\n", line.html);
   return 0;
 }
 

@@ -60,16 +60,23 @@ void Activity::add_busy(const RankTimeline& rank) {
     const std::int64_t begin_ns = std::max(slice.begin_ns, end_ns);
     if (slice.end_ns <= begin_ns) continue;
     end_ns = slice.end_ns;
-    Busy busy{begin_ns, end_ns, slice.row, slice.name, is_action};
-    if (slice.kind == SliceKind::op && compute_rows.contains(slice.row)) {
-      busy.is_model = true;
-      while (action < all_actions_.size() && all_actions_[action]->end_ns <= begin_ns) ++action;
-      if (action < all_actions_.size() && all_actions_[action]->begin_ns <= begin_ns) {
-        busy.row = all_actions_[action]->row;
-        busy.name = all_actions_[action]->name;
-      }
+    const bool is_of_action = slice.kind == SliceKind::op && compute_rows.contains(slice.row);
+    if (!is_of_action) {
+      busy_.push_back({begin_ns, end_ns, slice.row, slice.name, is_action});
+      continue;
     }
-    busy_.push_back(busy);
+    // Tiles of one op may belong to two actions.
+    for (std::int64_t at_ns = begin_ns; at_ns < end_ns;) {
+      while (action < all_actions_.size() && all_actions_[action]->end_ns <= at_ns) ++action;
+      const TimelineSlice* const next =
+          action < all_actions_.size() ? all_actions_[action] : nullptr;
+      const bool is_in = next != nullptr && next->begin_ns <= at_ns;
+      const std::int64_t to_ns =
+          next == nullptr ? end_ns : std::min(end_ns, is_in ? next->end_ns : next->begin_ns);
+      const TimelineSlice& what = is_in ? *next : slice;
+      busy_.push_back({at_ns, to_ns, what.row, what.name, true});
+      at_ns = to_ns;
+    }
   }
 }
 

@@ -69,6 +69,15 @@ class TraceTool(program.ProgramTest):
         steps = json.loads(self.llm_trace(folder, "--json", "--first", 2, "--last", 3).stdout)["steps"]
         self.assertEqual([step["step"] for step in steps], [2, 3])
 
+    def test_the_page_has_the_losses_of_the_run_that_the_trace_names(self):
+        self.llm_trace(self.traces, "--html", "page.html", "--json")
+        page = (self.folder / "page.html").read_text()
+        data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+        self.assertEqual([step for step, _ in data["losses"]["train"]], [1, 2, 3, 4, 5, 6])
+        self.assertEqual([step for step, _ in data["losses"]["validation"]], [3, 6])
+        self.assertEqual(len(data["ranks"]), RANKS)
+        self.assertIn("planned", [lane["name"] for lane in data["ranks"][0]["lanes"]])
+
     def test_each_wrong_folder_or_argument_has_its_exit_code_and_cause(self):
         def refused(code, cause, *arguments):
             done = self.llm_trace(*arguments, code=code)
@@ -78,6 +87,7 @@ class TraceTool(program.ProgramTest):
         refused(64, "DIR", "--json")
         refused(64, "--step 9", folder, "--step", 9)
         refused(65, "no step", folder, "--first", 99)
+        refused(74, "--run-dir", folder, "--html", "page.html", "--run-dir", folder)
         (folder / "rank-3.json").unlink()
         refused(65, "has the traces of 3 ranks, and the run had 4", folder)
         whole = (self.traces / "rank-3.json").read_bytes()

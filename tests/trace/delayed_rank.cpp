@@ -1,5 +1,5 @@
 // Ranks that train a tiny model with traces, of which one rank's data sleeps once:
-//   mpirun -n N delayed_rank FOLDER dp|pp RANK DELAY_MS
+//   mpirun -n N delayed_rank FOLDER dp|pp RANK DELAY_MS [STEPS]
 #include <fmt/format.h>
 
 #include <chrono>
@@ -15,7 +15,6 @@ using namespace llm;
 namespace {
 
 constexpr std::int64_t seq_len = 16;
-constexpr std::int64_t n_steps = 5;
 constexpr std::int64_t slow_step = 3;
 
 /// Of a step from `slow_position` on, one sample comes late.
@@ -42,7 +41,7 @@ class SlowSamples : public SampleSource {
   std::chrono::milliseconds delay_;
 };
 
-Settings settings_of(bool is_pipeline, int n_ranks) {
+Settings settings_of(bool is_pipeline, int n_ranks, std::int64_t n_steps) {
   Settings s;
   s.model = {.hidden_size = 32,
              .n_layers = n_ranks,
@@ -61,8 +60,9 @@ Settings settings_of(bool is_pipeline, int n_ranks) {
   return s;
 }
 
-void train(const MpiSession& session, char** arguments) {
-  const Settings settings = settings_of(std::string(arguments[2]) == "pp", session.n_ranks());
+void train(const MpiSession& session, char** arguments, std::int64_t n_steps) {
+  const Settings settings =
+      settings_of(std::string(arguments[2]) == "pp", session.n_ranks(), n_steps);
   const bool is_slow = std::stoi(arguments[3]) == session.rank();
   SlowSamples samples(slow_step * settings.partition.global_batch(),
                       std::chrono::milliseconds(is_slow ? std::stoi(arguments[4]) : 0));
@@ -82,13 +82,13 @@ void train(const MpiSession& session, char** arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) {
-    fmt::print(stderr, "delayed_rank FOLDER dp|pp RANK DELAY_MS\n");
+  if (argc != 5 && argc != 6) {
+    fmt::print(stderr, "delayed_rank FOLDER dp|pp RANK DELAY_MS [STEPS]\n");
     return 64;
   }
   MpiSession session;
   return run_and_report(session, [&] {
-    train(session, argv);
+    train(session, argv, argc == 6 ? std::stoll(argv[5]) : 5);
     return 0;
   });
 }
