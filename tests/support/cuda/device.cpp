@@ -94,6 +94,13 @@ struct Device::State {
   }
   void open(bool is_open) { mprotect(arena, used, is_open ? PROT_READ | PROT_WRITE : PROT_NONE); }
 
+  /// Device memory can be touched while one lives.
+  struct Opened {
+    explicit Opened(State& state_) : state(state_) { state.open(true); }
+    ~Opened() { state.open(false); }
+    State& state;
+  };
+
   Stream& stream(StreamId id) {
     if (id == 0) {
       throw EmulatorError("the default stream is used; it waits for all others, use a stream");
@@ -195,14 +202,8 @@ struct Device::State {
       own.n_reached = std::max(own.n_reached, op.n_record);
     }
     if (op.run) {
-      open(true);
-      try {
-        op.run();
-      } catch (...) {
-        open(false);
-        throw;
-      }
-      open(false);
+      const Opened opened(*this);
+      op.run();
     }
     return true;
   }
@@ -225,11 +226,9 @@ struct Device::State {
   int n_created = 0;
 };
 
-Device::Device(std::uint64_t seed) : state_(new State(seed)) {}
+Device::Device(std::uint64_t seed) : state_(std::make_unique<State>(seed)) {}
 
-Device::~Device() {
-  delete state_;
-}
+Device::~Device() = default;
 
 // Memory is never given out twice, so that what uses it after its release is found.
 void* Device::allocate(std::size_t n_bytes, StreamId stream) {
@@ -241,9 +240,8 @@ void* Device::allocate(std::size_t n_bytes, StreamId stream) {
   s.used += size + alignment;
   const Moment now = s.next(stream, "an allocation");
   s.blocks.emplace(begin, Allocation{n_bytes, now, {}});
-  s.open(true);
+  const State::Opened opened(s);
   std::memset(begin, fresh_byte, size);
-  s.open(false);
   return begin;
 }
 

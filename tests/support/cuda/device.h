@@ -1,8 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <string>
+#include <memory>
 #include <vector>
 
 #include "tests/support/cuda/block.h"
@@ -64,7 +63,7 @@ class Device {
 
  private:
   struct State;
-  State* state_;
+  std::unique_ptr<State> state_;
 };
 
 /// The device that the functions of include/cuda_runtime.h work on; nullptr: there is none, as on

@@ -71,7 +71,7 @@ struct Fiber::State {
     self.entered(nullptr);
     try {
       self.body();
-    } catch (...) {
+    } catch (const std::exception&) {
       self.failure = std::current_exception();
     }
     self.done = true;

@@ -3,67 +3,15 @@
 // .cu files compile as C++ against it. What is not here is not used, or cannot be emulated.
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "tests/support/cuda/device.h"
-
-#define LLM_EMULATED_CUDA 1
-#define __global__
-#define __device__
-#define __host__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __shared__ static __attribute__((section("llm_shared")))
-
-using dim3 = llm::emulator::Dim3;
-using uint3 = llm::emulator::Index3;
-inline const llm::emulator::Index3& threadIdx = llm::emulator::here.thread;
-inline const llm::emulator::Index3& blockIdx = llm::emulator::here.block;
-inline const llm::emulator::Dim3& blockDim = llm::emulator::here.block_size;
-inline const llm::emulator::Dim3& gridDim = llm::emulator::here.grid_size;
-inline constexpr int warpSize = 32;
-
-#define LLM_EMULATOR_TEXT(x) #x
-#define LLM_EMULATOR_LINE(x) LLM_EMULATOR_TEXT(x)
-#define LLM_EMULATOR_AT(what) what " in line " LLM_EMULATOR_LINE(__LINE__)
-#define __syncthreads() llm::emulator::meet_block(LLM_EMULATOR_AT("__syncthreads"))
-#define __syncwarp(...) \
-  llm::emulator::meet_warp(LLM_EMULATOR_AT("__syncwarp"), llm::emulator::mask_of(__VA_ARGS__))
-#define __shfl_sync(mask, value, from) \
-  llm::emulator::shuffle(LLM_EMULATOR_AT("__shfl_sync"), mask, value, static_cast<unsigned>(from))
-#define __shfl_down_sync(mask, value, delta)                               \
-  llm::emulator::shuffle(LLM_EMULATOR_AT("__shfl_down_sync"), mask, value, \
-                         llm::emulator::lane() + static_cast<unsigned>(delta))
-#define __shfl_up_sync(mask, value, delta)                               \
-  llm::emulator::shuffle(LLM_EMULATOR_AT("__shfl_up_sync"), mask, value, \
-                         llm::emulator::lane() - static_cast<unsigned>(delta))
-#define __shfl_xor_sync(mask, value, bits)                                \
-  llm::emulator::shuffle(LLM_EMULATOR_AT("__shfl_xor_sync"), mask, value, \
-                         llm::emulator::lane() ^ static_cast<unsigned>(bits))
-#define __ballot_sync(mask, predicate) \
-  llm::emulator::vote(LLM_EMULATOR_AT("__ballot_sync"), mask, (predicate) != 0)
-#define __any_sync(mask, predicate) \
-  (llm::emulator::vote(LLM_EMULATOR_AT("__any_sync"), mask, (predicate) != 0) != 0)
+#include "tests/support/cuda/kernel_language.h"
 
 namespace llm::emulator {
-
-inline std::uint32_t mask_of(std::uint32_t mask = 0xFFFFFFFFu) {
-  return mask;
-}
-
-template <typename T>
-T shuffle(const char* what, std::uint32_t mask, T value, unsigned from) {
-  static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>);
-  std::uint64_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(T));
-  bits = exchange(what, mask, bits, from);
-  std::memcpy(&value, &bits, sizeof(T));
-  return value;
-}
 
 /// What a kernel's argument lets it access. A struct of pointers says it by a specialisation.
 template <typename T>
@@ -152,20 +100,20 @@ inline cudaError_t cudaGetLastError() {
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-  using namespace llm::emulator;
   std::tuple<std::decay_t<Parameters>...> values(std::forward<Arguments>(arguments)...);
-  std::vector<Access> accesses;
+  std::vector<llm::emulator::Access> accesses;
   std::apply(
       [&](const auto&... value) {
-        (AccessesOf<std::decay_t<decltype(value)>>::add(value, accesses), ...);
+        (llm::emulator::AccessesOf<std::decay_t<decltype(value)>>::add(value, accesses), ...);
       },
       values);
-  Launch launch;
+  llm::emulator::Launch launch;
   launch.grid = config->gridDim;
   launch.block = config->blockDim;
   launch.shared_bytes = config->dynamicSmemBytes;
   launch.kernel = [kernel, values = std::move(values)] { std::apply(kernel, values); };
-  current_device()->launch(number_of(config->stream), "a kernel", std::move(launch), accesses);
+  llm::emulator::current_device()->launch(llm::emulator::number_of(config->stream), "a kernel",
+                                          std::move(launch), accesses);
   return cudaSuccess;
 }
 
