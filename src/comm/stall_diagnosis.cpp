@@ -133,6 +133,15 @@ class Diagnoser {
             fmt::format("rank {} {}{}", report.rank, says, waiting_for({report.rank}))};
       }
     }
+    for (const RankReport& report : reports_) {
+      if (!report.is_from_file) continue;
+      return Diagnosis{
+          Kind::unreachable,
+          {report.rank},
+          fmt::format("rank {} on {} runs, and its messages do not arrive: the network "
+                      "is down between it and {}{}",
+                      report.rank, report.table->host, hearing_host(), waiting_for({report.rank}))};
+    }
     Diagnosis found{Kind::silent, {}, ""};
     std::string names;
     for (const RankReport& report : reports_) {
@@ -154,6 +163,14 @@ class Diagnoser {
       if (found == nullptr || open.next.starts_with(edge.wait->kind + " ")) found = &edge;
     }
     return found == nullptr ? "" : "; " + described(*found);
+  }
+
+  /// Of the first rank that answered.
+  std::string hearing_host() const {
+    for (const RankReport& report : reports_) {
+      if (report.table && !report.is_from_file) return report.table->host;
+    }
+    return "the others";
   }
 
   const StallTable::Lane* lane(int rank, int peer, int tag) const {
@@ -386,6 +403,8 @@ std::string name_of(Diagnosis::Kind kind) {
       return "stopped";
     case Kind::ended:
       return "ended";
+    case Kind::unreachable:
+      return "unreachable";
     case Kind::silent:
       return "silent";
     case Kind::lost:

@@ -15,20 +15,22 @@ struct RankReport {
   std::optional<StallTable> table = {};
   /// Of a rank on this node that does not answer: "stopped", "ended"; empty: it runs, or not known.
   std::string process_state = {};
+  bool is_from_file = false;  ///< the table: the rank is there, and its messages are not
 };
 
 struct Diagnosis {
   enum class Kind : std::uint8_t {
-    stuck,       ///< a loop does not turn: in an op, in MPI, in a read
-    stopped,     ///< a process is stopped by a signal
-    ended,       ///< a process has gone
-    silent,      ///< nobody hears from a rank
-    lost,        ///< a message was sent and has not arrived
-    mis_tagged,  ///< a message was sent to another place than where it is waited for
-    duplicated,  ///< more messages arrived than were sent
-    finished,    ///< a rank is done with its steps and others wait for it
-    cycle,       ///< ranks wait for each other
-    local,       ///< ranks wait for one that waits for something of its own: its disk, its queue
+    stuck,        ///< a loop does not turn: in an op, in MPI, in a read
+    stopped,      ///< a process is stopped by a signal
+    ended,        ///< a process has gone
+    unreachable,  ///< ranks that run do not hear each other
+    silent,       ///< nobody hears from a rank
+    lost,         ///< a message was sent and has not arrived
+    mis_tagged,   ///< a message was sent to another place than where it is waited for
+    duplicated,   ///< more messages arrived than were sent
+    finished,     ///< a rank is done with its steps and others wait for it
+    cycle,        ///< ranks wait for each other
+    local,        ///< ranks wait for one that waits for something of its own: its disk, its queue
     unclear,
   };
   Kind kind = Kind::unclear;

@@ -158,13 +158,19 @@ void StallMonitor::idle() {
   const std::int64_t now = loop_.idle_clock_ns();
   const std::int64_t timeout_ns = ns_of(options_.timeout_seconds);
   if (now - latest_ns() < timeout_ns) {
-    state_ = State::waiting;
+    if (std::exchange(state_, State::waiting) != State::waiting) {
+      has_said_table_ = false;
+      std::error_code ignored;
+      std::filesystem::remove(path_of(transport_.rank()), ignored);
+    }
     if (now - loop_.last_progress_ns() >= timeout_ns / n_questions && now >= next_ask_ns_) ask();
     return;
   }
   if (state_ == State::waiting) {
     // What was heard last may be old: whoever moves says so now.
     state_ = State::confirming;
+    // Now, so that ranks that do not hear this one find out that it runs.
+    write_file(table_now(), "");
     ask();
     deadline_ns_ = now + ns_of(options_.answer_seconds);
     next_look_ns_ = now + 2 * look_interval_ns;
@@ -215,6 +221,7 @@ std::vector<RankReport> StallMonitor::reports() const {
     }
     report.process_state = options_.process_state(rank);
     report.table = parse_stall_table(read_file_of(rank));
+    report.is_from_file = report.table && report.table->stuck_seconds <= 0;
   }
   std::sort(reports.begin(), reports.end(),
             [](const RankReport& a, const RankReport& b) { return a.rank < b.rank; });

@@ -144,6 +144,18 @@ TEST_CASE("a stopped or ended process is said to be one") {
   }
 }
 
+TEST_CASE("a rank that writes its table and is not heard has no network") {
+  std::vector<RankReport> reports = {{.rank = 0, .table = reducing(0, 1)},
+                                     {.rank = 1, .table = reducing(1, 0), .is_from_file = true}};
+  reports[1].table->host = "far";
+  const Diagnosis found = diagnose(reports);
+  CHECK(found.kind == Kind::unreachable);
+  CHECK(found.ranks == std::vector<int>{1});
+  CHECK_THAT(found.text,
+             Catch::StartsWith("rank 1 on far runs, and its messages do not arrive: the "
+                               "network is down between it and node; rank 0's"));
+}
+
 TEST_CASE("a loop that does not turn is the cause, whoever else waits in a circle") {
   StallTable stuck = reducing(1, 0);
   stuck.stuck_seconds = 3;
