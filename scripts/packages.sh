@@ -31,9 +31,10 @@ g++|check|command g++-12 g++|module load gcc (12 or newer)
 libclang-rt-19-dev|check|command clang++-19|module load llvm (its sanitizer runtime)
 clang-format-19|check|command clang-format-19|module load llvm (19)
 universal-ctags|check|command ctags|module load universal-ctags
+iproute2|check|command ip|a machine that has it: ip makes network namespaces
 slurm-wlm|full|command slurmctld|module load slurm (22.05 or newer)
 munge|full|command munged|module load munge (0.5 or newer)
-iproute2|check|command ip|a machine that has it: ip makes network namespaces
+chromium|full|command chromium chromium-browser google-chrome|module load chromium
 '
 
 say() { printf '%s\n' "$*" >&2; }
