@@ -25,6 +25,8 @@ constexpr std::int64_t head_start_ns = 700'000'000;
 constexpr std::int64_t most_copy_interval_ns = 1'000'000'000;
 // Between looks at the processes of ranks that do not answer.
 constexpr std::int64_t look_interval_ns = 250'000'000;
+// A rank that got less of its cores than another takes longer to find that nothing moves.
+constexpr double most_lag_seconds = 10;
 // What a disk has for a file of a few kilobytes.
 constexpr double disk_seconds = 0.5;
 
@@ -306,7 +308,8 @@ void StallMonitor::on_stuck(double seconds) {
   for (const StallTable::Wait& wait : table.waits) text += "  " + to_text(wait) + "\n";
   options_.print(text);
   // The others find the file, tell what they make of it, and end this rank too.
-  usleep(static_cast<unsigned>((options_.answer_seconds + 1) * 1e6));
+  const double lag_seconds = std::min(1 + options_.timeout_seconds, most_lag_seconds);
+  usleep(static_cast<unsigned>((options_.answer_seconds + lag_seconds) * 1e6));
   if (loop_.n_turns() != n_turns) {
     return options_.print(fmt::format("rank {}: its loop turns again\n", table.rank));
   }

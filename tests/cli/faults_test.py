@@ -75,14 +75,17 @@ class Faults(program.ProgramTest):
         process, ranks = self.long_run(f"distributed.collective_timeout_seconds={STALL_SECONDS}", ranks=3)
         begin = time.monotonic()
         os.kill(ranks[1], signal.SIGSTOP)
-        done = self.check_ended(process, ranks, begin, STALL_SECONDS + 5)
+        done = self.check_ended(process, ranks, begin, STALL_SECONDS + 25)
         self.assertEqual(done.code, 70, done)
         self.assertEqual(len(done.causes()), 1, done)
         self.assertRegex(done.causes()[0], r"error: rank [02]: stalled: nothing has moved on any rank for \d\.\d s: stopped: "
                                            r"rank 1 is stopped by a signal; rank [02]'s .* waits for .*rank 1.*; the ranks' tables "
                                            r"are run/stall-rank-\*.txt$")
-        for rank in (0, 2):
-            self.assertIn("end of the stall table", (self.folder / f"run/stall-rank-{rank}.txt").read_text())
+        # The rank that tells does not wait for ever for the others' tables.
+        tables = list((self.folder / "run").glob("stall-rank-[02].txt"))
+        self.assertGreater(len(tables), 0, done)
+        for table in tables:
+            self.assertIn("end of the stall table", table.read_text())
         waits = re.findall(r"^  (\S.*?) +waits for (.+?)\(([^)]*)\) from (.+) since ([0-9.]+) s$", done.err, re.M)
         self.assertTrue(any("gradient_reducer" in actor or "optimizer_shard" in actor for actor, *_ in waits), done)
         self.assertTrue(any("rank 1" in peer for *_, peer, _ in waits), done)

@@ -42,7 +42,7 @@ int mpi_length(std::size_t n_bytes) {
 // A failed call of MPI is often the echo of a peer's end: mpirun needs less than this to end all.
 constexpr unsigned echo_ms = 1000;
 // Every stalled rank prints its own table before the first one ends them all.
-constexpr unsigned tables_ms = 500;
+constexpr unsigned tables_ms = 1500;
 // Who is not the first waits for the first one's MPI_Abort; after that it ends the job itself.
 constexpr unsigned second_ms = 3000;
 
