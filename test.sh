@@ -2,8 +2,8 @@
 # Builds everything and runs the tests; the last line is "N passed, N failed, N skipped".
 #   ./test.sh              the default suites, built with clang++-19 (CXX chooses another compiler)
 #   ./test.sh ARGS         ARGS go to meson test: a test's name, --suite unit, --list, -v
-#   ./test.sh --full       all of it: full counts and the suites "full" and "netns" (needs root), then the default suites again built
-#                          with g++, and built with address and undefined-behaviour sanitizers
+#   ./test.sh --full       all of it: full counts and the suites "full", "slurm" and "netns" (both need root), then the
+#                          default suites again built with g++, and built with address and undefined-behaviour sanitizers
 # Not run here: meson test -C build --benchmark (speeds, printed and never judged).
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 70
@@ -43,7 +43,7 @@ prepare() {
   return 1
 }
 
-install_missing build
+install_missing build ${full:+full}
 for argument in ${arguments[@]+"${arguments[@]}"}; do
   [ "$argument" = --list ] && prepare default build "$(default_compiler)" && exec meson test -C build --list
 done
@@ -63,9 +63,9 @@ else
   export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
   if prepare sanitizers build-asan "$(default_compiler)" -Db_sanitize=address,undefined -Db_lundef=false; then
     # Open MPI keeps memory to the end of the process, so leaks are looked for where it does not run.
-    ASAN_OPTIONS=detect_leaks=1 run sanitizers-unit build-asan sanitizers --suite unit --no-suite full --no-suite netns
-    ASAN_OPTIONS=detect_leaks=0 run sanitizers build-asan sanitizers \
-      --no-suite unit --no-suite lint --no-suite full --no-suite netns
+    beside=(--no-suite full --no-suite slurm --no-suite netns)
+    ASAN_OPTIONS=detect_leaks=1 run sanitizers-unit build-asan sanitizers --suite unit "${beside[@]}"
+    ASAN_OPTIONS=detect_leaks=0 run sanitizers build-asan sanitizers --no-suite unit --no-suite lint "${beside[@]}"
   fi
 fi
 python3 scripts/count_tests.py "${runs[@]}"

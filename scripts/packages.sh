@@ -1,10 +1,12 @@
 # Sourced by train.sh and test.sh: what the build needs, and how it gets there.
-#   install_missing FOLDER   returns when everything is there; otherwise installs it, or says what is missing and
+#   install_missing FOLDER [full]   returns when everything is there; otherwise installs it, or says what is missing and
 #                            exits 78. FOLDER is the build folder: once it is configured, nothing is probed again.
+#                            `full` adds what only `./test.sh --full` uses.
 # With everything installed it costs one dpkg-query (about 10 ms), so every start can afford it.
 
 # Debian 12's package | needed by | probe where no package manager may be asked | who brings it without root
 #   build: nothing builds without it    check: some tests are skipped without it    wrap: meson fetches it by itself
+#   full: some tests of ./test.sh --full are skipped without it; nothing else asks for it
 # libboost1.81-dev conflicts with libboost1.74-dev (Debian's default); installing it removes that package.
 packages_table='
 clang-19|build|command clang++-19 clang++ g++ c++|module load llvm (clang 16 or newer) or gcc (12 or newer), then CXX=clang++ or CXX=g++
@@ -30,6 +32,9 @@ libclang-rt-19-dev|check|command clang++-19|module load llvm (its sanitizer runt
 clang-format-19|check|command clang-format-19|module load llvm (19)
 universal-ctags|check|command ctags|module load universal-ctags
 iproute2|check|command ip|a machine that has it: ip makes network namespaces
+slurm-wlm|full|command slurmctld|module load slurm (22.05 or newer)
+munge|full|command munged|module load munge (0.5 or newer)
+chromium|full|command chromium chromium-browser google-chrome|module load chromium
 '
 
 say() { printf '%s\n' "$*" >&2; }
@@ -41,11 +46,11 @@ die() {
   exit "$status"
 }
 
-# The table's packages that dpkg does not have, one a line.
+# The table's packages that dpkg does not have, one a line; with `full` those too.
 packages_missing() {
-  local names=() name rest installed
-  while IFS='|' read -r name rest; do
-    [ -n "$name" ] && names+=("$name")
+  local names=() name kind rest installed
+  while IFS='|' read -r name kind rest; do
+    [ -n "$name" ] && { [ "$kind" != full ] || [ "${1:-}" = full ]; } && names+=("$name")
   done <<<"$packages_table"
   installed=$(dpkg-query -W -f='${db:Status-Abbrev}|${Package}|\n' "${names[@]}" 2>/dev/null)
   for name in "${names[@]}"; do
@@ -120,7 +125,7 @@ scripts/packages.sh lists and start again."
 report_missing() {
   local name kind test way fatal='' fetched='' skipped=''
   while IFS='|' read -r name kind test way; do
-    [ -n "$name" ] || continue
+    [ -n "$name" ] && [ "$kind" != full ] || continue  # those need root too
     # shellcheck disable=SC2086  # the probe is several words
     probe $test && continue
     case $kind in
@@ -142,9 +147,9 @@ report_missing() {
 }
 
 install_missing() {
-  local folder=$1 missing prefix
+  local folder=$1 full=${2:-} missing prefix
   if command -v dpkg-query >/dev/null 2>&1; then
-    missing=$(packages_missing)
+    missing=$(packages_missing "$full")
     [ -z "$missing" ] && return 0
     if command -v apt-get >/dev/null 2>&1 && prefix=$(root_prefix); then
       # shellcheck disable=SC2086  # one package a word

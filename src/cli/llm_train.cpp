@@ -57,11 +57,18 @@ bool speaks() {
   std::exit(static_cast<int>(code));
 }
 
-/// What all of them are sure to find, one alone says.
-[[noreturn]] void leave(const llm::LaunchError& error) {
-  if (speaks()) leave(error.code(), error.what());
-  sleep(1);
-  std::exit(static_cast<int>(error.code()));
+bool is_srun_alone() {
+  return std::getenv("SLURM_PROCID") != nullptr && std::getenv("OMPI_COMM_WORLD_RANK") == nullptr;
+}
+
+/// For what follows from the command line or the launch, which under srun all tasks find alike:
+/// there one of them says it. `srun -K` ends the others when one leaves; they leave with the same
+/// code instead.
+[[noreturn]] void leave_together(ExitCode code, const std::string& message) {
+  if (speaks() || !is_srun_alone()) leave(code, message);
+  std::signal(SIGTERM, SIG_IGN);
+  usleep(300'000);
+  std::exit(static_cast<int>(code));
 }
 
 CommandLine parse(int argc, char** argv) {
@@ -98,19 +105,20 @@ CommandLine parse(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) std::exit(speaks() ? app.exit(error) : 0);
-    leave(ExitCode::usage, fmt::format("{}; llm-train --help lists what there is", error.what()));
+    leave_together(ExitCode::usage,
+                   fmt::format("{}; llm-train --help lists what there is", error.what()));
   }
   line.explains = explain->count() > 0;
   if (!line.plan && (ranks->count() > 0 || line.ranks_per_node > 0)) {
-    leave(ExitCode::usage,
-          "--ranks and --ranks-per-node belong to --plan; mpirun -n N starts N ranks");
+    leave_together(ExitCode::usage,
+                   "--ranks and --ranks-per-node belong to --plan; mpirun -n N starts N ranks");
   }
   for (const std::string& override_text : line.request.overrides) {
     if (override_text.find('=') == std::string::npos) {
-      leave(ExitCode::usage,
-            fmt::format("'{}' is not section.field=value; llm-train --explain lists all "
-                        "fields",
-                        override_text));
+      leave_together(ExitCode::usage,
+                     fmt::format("'{}' is not section.field=value; llm-train --explain lists all "
+                                 "fields",
+                                 override_text));
     }
   }
   return line;
@@ -141,7 +149,7 @@ int main(int argc, char** argv) {
     llm::MpiSession session;
     return llm::run_and_report(session, [&] { return llm::run_training(session, line.request); });
   } catch (const llm::LaunchError& error) {
-    leave(error);
+    leave_together(error.code(), error.what());
   } catch (const llm::Error& error) {
     leave(error.code(), error.what());
   } catch (const std::exception& error) {

@@ -178,6 +178,10 @@ class Run {
          .rank = session_.rank(),
          .broadcast = [this](std::string text) { return session_.broadcast(std::move(text)); },
          .say = say});
+    // Whoever reads the weights with this tokenizer has to know where texts end.
+    if (start_.ids.end.empty() && start_.loaded.config.data.tokenizer_type == "hf") {
+      start_.ids.end = {data_.tokenizer->end_id()};
+    }
     const auto& init_from = start_.loaded.config.model.init_from;
     if (!start_.checkpoint.empty()) {
       checkpoint_ = std::make_shared<const CheckpointReader>(start_.checkpoint);

@@ -1,4 +1,5 @@
 """llm-generate: text from folders, runs and checkpoints, the same for one seed; --eval has the loss of a run's validation."""
+import json
 import os
 import pathlib
 import re
@@ -95,8 +96,13 @@ class Generate(program.ProgramTest):
 
     def test_a_run_keeps_its_tokenizer_beside_its_weights(self):
         tokenizer = self.write("gpt2.json", (GOLDEN / "tokenizer_gpt2.json").read_bytes())
-        self.train("run", F32, "model.vocab_size=705", "data.tokenizer_type=hf", f"data.tokenizer_path={tokenizer}")
+        self.train("run", F32, *LLAMA, "model.vocab_size=705", "data.tokenizer_type=hf",
+                   f"data.tokenizer_path={tokenizer}")
         self.assertEqual((self.folder / "run/tokenizer.json").read_bytes(), tokenizer.read_bytes())
+        tokens = json.loads(tokenizer.read_text())["added_tokens"]
+        (end,) = [token["id"] for token in tokens if token["content"] == "<|endoftext|>"]
+        for name in ("config.json", "generation_config.json"):
+            self.assertEqual(json.loads((self.folder / "run" / name).read_text())["eos_token_id"], end)
         tokenizer.unlink()
         self.said("--model", "run", "--prompt", "", "--max-new-tokens", 5)
 

@@ -173,7 +173,7 @@ class Launches(program.ProgramTest):
         for arguments in (["--plan", self.data()], ["--explain", "training.lr"]):
             self.assertEqual(self.llm_train(*arguments, env=batch).code, 0)
         for rank in "01":
-            env = batch | {"SLURM_PROCID": rank, "SLURM_MPI_TYPE": "none"}
+            env = batch | {"SLURM_PROCID": rank, "SLURM_STEP_ID": "0"}
             done = self.llm_train(*program.TINY, self.data(), "logging.run_dir=run", env=env)
             self.assertEqual((done.code, len(done.causes())), (78, 1 if rank == "0" else 0), done)
             self.assertLess(done.seconds, 4)

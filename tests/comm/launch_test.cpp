@@ -82,10 +82,14 @@ TEST_CASE("several tasks that MPI sees as one rank are refused with both numbers
 }
 
 TEST_CASE("srun with a PMI that MPI does not speak is refused before MPI starts") {
-  const Variables none{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_MPI_TYPE", "none"}};
+  Variables none{{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"SLURM_NTASKS", "4"}};
   CHECK_THROWS_WITH(check_slurm_plugin(environment_of(none)),
-                    Catch::Contains("4 tasks") && Catch::Contains("--mpi=none") &&
-                        Catch::Contains("srun --mpi=pmix"));
+                    "srun started 4 tasks with --mpi=none, which this MPI cannot use; start with: "
+                    "srun --mpi=pmix");
+  none["SLURM_MPI_TYPE"] = "pmi2";
+  CHECK_THROWS_WITH(check_slurm_plugin(environment_of(none)), Catch::Contains("--mpi=pmi2"));
+  none["SLURM_STEP_NUM_TASKS"] = "1";
+  CHECK_THROWS_WITH(check_slurm_plugin(environment_of(none)), Catch::Contains("1 task with"));
   Variables pmix = none;
   pmix["PMIX_RANK"] = "0";
   CHECK_NOTHROW(check_slurm_plugin(environment_of(pmix)));
@@ -93,6 +97,8 @@ TEST_CASE("srun with a PMI that MPI does not speak is refused before MPI starts"
   by_mpirun["OMPI_COMM_WORLD_SIZE"] = "4";
   CHECK_NOTHROW(check_slurm_plugin(environment_of(by_mpirun)));
   CHECK_NOTHROW(check_slurm_plugin(environment_of({})));
+  // The shell of a batch script is no step: its only process may be MPI's only rank.
+  CHECK_NOTHROW(check_slurm_plugin(environment_of({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}})));
 }
 
 TEST_CASE("ranks are numbered node by node, whatever order the launcher dealt them out in") {

@@ -32,14 +32,16 @@ def compiled(build):
 
 def problems(root, known=frozenset()):
     files = list(tree.sources(root))
-    included = set()
+    included, libraries = set(), set()
     for path in files:
         here = path.relative_to(root).as_posix()
         included |= set(re.findall(r'#\s*include\s*"([^"]+)"', path.read_text())) - {here}
+        libraries |= set(re.findall(r'#\s*include\s*<([^>]+)>', path.read_text()))
     for path in files:
         here = path.relative_to(root).as_posix()
         if path.suffix in (".h", ".cuh"):
-            if here not in included:
+            stands_in = here.rpartition("/include/")[2] in libraries  # for a library's header
+            if here not in included and not stands_in:
                 yield f"{here}: no file includes it"
         elif path.resolve() not in known and not built(root, path):
             yield f"{here}: nothing compiles it"
@@ -77,6 +79,9 @@ CASES = [
     ({"src/a/x.cpp": "", "src/meson.build": "library('a', 'a/x.cpp')"}, None),
     ({"tests/a/x.cpp": "", "tests/a/meson.build": "foreach name : ['x', 'y']"}, None),
     ({"src/a/x.h": '#include "src/a/x.h"\n'}, "x.h: no file includes it"),
+    ({"tests/include/y.h": "", "src/a/x.cpp": "#include <y.h>\n", "src/a/meson.build": "library('a', 'x.cpp')"}, None),
+    ({"tests/include/y.h": "", "src/a/x.cpp": "#include <z.h>\n", "src/a/meson.build": "library('a', 'x.cpp')"},
+     "y.h: no file includes it"),
     ({"scripts/x.py": "", "test.sh": "python3 scripts/x.py"}, None),
     ({"scripts/x.sh": "", "test.sh": ""}, "x.sh: nothing runs it"),
     ({"configs/q.yaml": "", "tests/t.cpp": '"configs/q.yaml"', "tests/meson.build": "'t.cpp'"}, None),

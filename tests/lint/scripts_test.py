@@ -78,10 +78,20 @@ class Scripts(unittest.TestCase):
         self.assertEqual((run.returncode, run.stdout), (78, ""))
         table = (self.root / "scripts/packages.sh").read_text().split("packages_table='")[1].split("'")[0]
         for row in table.strip().splitlines():
-            name, _, _, way = row.split("|")
-            self.assertIn(f"  {name}: {way}\n", run.stderr)
+            name, kind, _, way = row.split("|")
+            self.assertEqual(f"  {name}: {way}\n" in run.stderr, kind != "full", row)
         wraps = {path.name for path in (tree.ROOT / "subprojects").glob("*.wrap")}
         self.assertEqual(wraps, set(re.findall(r"subprojects/(\S+?\.wrap)", run.stderr)))
+
+    def test_what_only_the_full_run_needs_is_installed_for_it_alone(self):
+        self.stand_in(self.bin / "dpkg-query", "for name in \"$@\"; do echo \"un |$name|\"; done")
+        missing = [subprocess.run([shutil.which("bash"), "-c", f". scripts/packages.sh; packages_missing {full}"], cwd=self.root,
+                                  env={"PATH": str(self.bin)}, capture_output=True, text=True).stdout.split()
+                   for full in ("", "full")]
+        self.assertNotIn("slurm-wlm", missing[0])
+        self.assertLess(set(missing[0]), set(missing[1]))
+        self.assertIn("slurm-wlm", missing[1])
+        self.assertIn("meson", missing[0])
 
     def count(self, status, *tests):
         log = pathlib.Path(self.folder.name) / "log.json"

@@ -18,6 +18,12 @@ std::optional<int> number(const Environment& environment, const char* name) {
   return static_cast<int>(value);
 }
 
+/// Of the step, or of the job where this is none.
+std::optional<int> launched_tasks(const Environment& environment) {
+  const auto of_step = number(environment, "SLURM_STEP_NUM_TASKS");
+  return of_step ? of_step : number(environment, "SLURM_NTASKS");
+}
+
 std::optional<int> slurm_ranks_per_node(const Environment& environment) {
   const int node = number(environment, "SLURM_NODEID").value_or(0);
   for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
@@ -57,8 +63,7 @@ Launch read_launch(const Environment& environment, int n_cores) {
     if (environment("OMPI_MCA_orte_bound_at_launch") == nullptr) launch.cores_per_node = n_cores;
     return launch;
   }
-  const auto n_tasks = number(environment, "SLURM_STEP_NUM_TASKS");
-  if (const auto size = n_tasks ? n_tasks : number(environment, "SLURM_NTASKS")) {
+  if (const auto size = launched_tasks(environment)) {
     launch.launcher = "srun";
     launch.n_ranks = *size;
     launch.ranks_per_node = slurm_ranks_per_node(environment);
@@ -95,16 +100,17 @@ bool is_oversubscribed(const Launch& launch) {
 }
 
 void check_slurm_plugin(const Environment& environment) {
+  // A step has a number, a batch script's shell has none; `none` sets no type.
+  const bool in_step =
+      environment("SLURM_PROCID") != nullptr && environment("SLURM_STEP_ID") != nullptr;
+  const bool by_mpirun = environment("OMPI_COMM_WORLD_SIZE") != nullptr;
+  if (!in_step || by_mpirun || environment("PMIX_RANK") != nullptr) return;
   const char* const plugin = environment("SLURM_MPI_TYPE");
-  const bool by_srun = environment("SLURM_PROCID") != nullptr && plugin != nullptr &&
-                       environment("OMPI_COMM_WORLD_SIZE") == nullptr;
-  if (!by_srun || environment("PMIX_RANK") != nullptr) return;
-  const int n_tasks = number(environment, "SLURM_NTASKS").value_or(1);
-  if (n_tasks <= 1) return;
+  const int n_tasks = launched_tasks(environment).value_or(1);
   throw LaunchError(
-      fmt::format("srun started {} tasks with --mpi={}, which this MPI cannot use (it would see 1 "
-                  "rank); start with: srun --mpi=pmix",
-                  n_tasks, plugin));
+      fmt::format("srun started {} task{} with --mpi={}, which this MPI cannot use; start with: "
+                  "srun --mpi=pmix",
+                  n_tasks, n_tasks == 1 ? "" : "s", plugin == nullptr ? "none" : plugin));
 }
 
 void check_world_size(const Launch& launch, int n_mpi_ranks) {

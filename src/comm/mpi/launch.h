@@ -33,8 +33,8 @@ struct LaunchError : ConfigError {
   explicit LaunchError(const std::string& m) : ConfigError(m) {}
 };
 
-/// Throws LaunchError where srun was told a PMI that this MPI does not speak (it would end in
-/// MPI_Init with a text that names no way out).
+/// Throws LaunchError where srun was told a PMI that this MPI does not speak, or none, also for one
+/// task: it would end in MPI_Init with a text that names no way out.
 void check_slurm_plugin(const Environment& environment);
 
 /// Throws LaunchError where the launcher started several ranks and MPI sees one: each would train

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -233,6 +234,10 @@ ClockAlignment MpiSession::align_clocks() const {
 }
 
 void MpiSession::finish() {
+  // The first rank that leaves with another code than 0 makes `srun -K` end the rest, whose code
+  // would be the signal's: everything is done here, so they leave with their own.
+  std::signal(SIGTERM, SIG_IGN);
+  std::signal(SIGUSR1, SIG_IGN);
   barrier();
   CHECK_MPI(MPI_Finalize(), no_peer);
 }

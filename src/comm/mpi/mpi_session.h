@@ -54,7 +54,8 @@ class MpiSession {
   /// Rank 0's present becomes the origin of all ranks' clocks. Takes about 20 round trips a rank.
   ClockAlignment align_clocks() const;
 
-  /// Success only, on every rank: waits for all and shuts MPI down.
+  /// Success only, on every rank: waits for all and shuts MPI down. SIGTERM and SIGUSR1 are ignored
+  /// from here on.
   void finish();
   /// Ends every rank with the message as the cause line; of several ranks of a node that fail
   /// together one prints it. Callable from any thread.

@@ -229,7 +229,8 @@ function drawGutter() {
       pen.font = "10px Inter, system-ui, sans-serif";
       pen.fillStyle = colors.soft;
       pen.textAlign = "right";
-      pen.fillText(row.lane.name.slice(0, 24), GUTTER - 8, y);
+      const name = row.lane.name.replace(/^compute queue, /, "");
+      pen.fillText(name.length > 22 ? `${name.slice(0, 21)}\u2026` : name, GUTTER - 8, y);
     }
   }
   pen.fillStyle = colors.line;

@@ -1,0 +1,237 @@
+#include "tests/support/cuda/block.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/cuda/error.h"
+#include "tests/support/cuda/fiber.h"
+
+// What kernels declare as __shared__ lies between these (include/cuda_runtime.h).
+extern "C" {
+__attribute__((weak)) extern std::byte __start_llm_shared[];
+__attribute__((weak)) extern std::byte __stop_llm_shared[];
+}
+
+namespace llm::emulator {
+
+ThreadPlace here;
+
+namespace {
+
+constexpr std::uint32_t whole_warp = 0xFFFFFFFFu;
+
+/// Where a thread waits for others.
+struct Meeting {
+  enum class Kind : std::uint8_t { none, block, warp };
+  Kind kind = Kind::none;
+  const char* what = "";
+  std::uint32_t mask = 0;
+  bool operator==(const Meeting& other) const {
+    return kind == other.kind && std::strcmp(what, other.what) == 0 && mask == other.mask;
+  }
+};
+
+struct Thread {
+  Thread(std::function<void()> body, ThreadPlace place_, unsigned number_)
+      : fiber(std::move(body)), place(place_), number(number_) {}
+  Fiber fiber;
+  ThreadPlace place;
+  unsigned number;
+  Meeting at;
+  std::uint64_t given = 0;
+};
+
+class Block {
+ public:
+  Block(const Launch& launch, Index3 index, std::mt19937_64& random)
+      : random_(random), dynamic_(launch.shared_bytes, std::byte{0xFF}) {
+    if (__start_llm_shared != nullptr) {
+      std::memset(__start_llm_shared, 0xFF,
+                  static_cast<std::size_t>(__stop_llm_shared - __start_llm_shared));
+    }
+    const Dim3 size = launch.block;
+    for (unsigned z = 0; z < size.z; ++z) {
+      for (unsigned y = 0; y < size.y; ++y) {
+        for (unsigned x = 0; x < size.x; ++x) {
+          const ThreadPlace place{{x, y, z}, index, size, launch.grid};
+          threads_.emplace_back(launch.kernel, place, static_cast<unsigned>(threads_.size()));
+        }
+      }
+    }
+  }
+
+  void run() {
+    std::vector<Thread*> ready;
+    for (Thread& thread : threads_) ready.push_back(&thread);
+    while (!ready.empty()) {
+      std::shuffle(ready.begin(), ready.end(), random_);
+      for (Thread* const thread : ready) {
+        running = thread;
+        here = thread->place;
+        thread->fiber.resume();
+      }
+      ready = met();
+    }
+    for (const Thread& thread : threads_) {
+      if (!thread.fiber.done()) throw EmulatorError(deadlock());
+    }
+  }
+
+  Thread& lane_of(unsigned lane) {
+    return threads_[running->number / warp_size * warp_size + lane];
+  }
+  std::byte* dynamic() { return dynamic_.data(); }
+
+  static inline Block* current = nullptr;
+  static inline Thread* running = nullptr;
+
+ private:
+  /// The threads whose meetings are complete.
+  std::vector<Thread*> met() {
+    std::vector<Thread*> all;
+    const bool whole = std::all_of(threads_.begin(), threads_.end(), [](const Thread& thread) {
+      return !thread.fiber.done() && thread.at.kind == Meeting::Kind::block;
+    });
+    for (std::size_t begin = 0; begin < threads_.size(); begin += warp_size) {
+      const std::size_t end = std::min(begin + warp_size, threads_.size());
+      for (std::size_t t = begin; t < end; ++t) {
+        Thread& thread = threads_[t];
+        if (thread.fiber.done()) continue;
+        const bool is_met =
+            thread.at.kind == Meeting::Kind::block ? whole : warp_met(begin, end, thread);
+        if (is_met) all.push_back(&thread);
+      }
+    }
+    if (whole) check_same_barrier();
+    for (Thread* const thread : all) thread->at = {};
+    return all;
+  }
+
+  bool warp_met(std::size_t begin, std::size_t end, const Thread& thread) const {
+    for (std::size_t t = begin; t < end; ++t) {
+      const bool is_asked = (thread.at.mask >> (t - begin) & 1U) != 0;
+      if (is_asked && (threads_[t].fiber.done() || !(threads_[t].at == thread.at))) return false;
+    }
+    return true;
+  }
+
+  void check_same_barrier() const {
+    for (const Thread& thread : threads_) {
+      if (thread.at == threads_.front().at) continue;
+      throw EmulatorError(deadlock());
+    }
+  }
+
+  std::string deadlock() const {
+    std::string text = "threads of block (" + std::to_string(threads_.front().place.block.x) +
+                       ", " + std::to_string(threads_.front().place.block.y) + ", " +
+                       std::to_string(threads_.front().place.block.z) + ") do not meet:";
+    std::vector<std::pair<std::string, int>> groups;
+    for (const Thread& thread : threads_) {
+      const std::string where = thread.fiber.done() ? "the kernel's end" : thread.at.what;
+      const auto found = std::find_if(groups.begin(), groups.end(),
+                                      [&](const auto& group) { return group.first == where; });
+      if (found != groups.end()) {
+        ++found->second;
+      } else {
+        groups.emplace_back(where, 1);
+      }
+    }
+    for (const auto& [where, n] : groups) {
+      text += (text.back() == ':' ? " " : ", ") + std::to_string(n) + " at " + where;
+    }
+    return text;
+  }
+
+  std::mt19937_64& random_;
+  std::vector<std::byte> dynamic_;
+  std::deque<Thread> threads_;
+};
+
+void meet(Meeting meeting) {
+  Block::running->at = meeting;
+  Fiber::pause();
+}
+
+void check_mask(const char* what, std::uint32_t mask) {
+  if ((mask >> lane() & 1U) != 0) return;
+  throw EmulatorError(std::string(what) + ": lane " + std::to_string(lane()) +
+                      " calls it with a mask that leaves it out");
+}
+
+/// The lanes of a mask that this warp has: a block's last warp may have fewer.
+std::uint32_t present(std::uint32_t mask) {
+  const ThreadPlace& place = Block::running->place;
+  const unsigned n = place.block_size.count() - Block::running->number / warp_size * warp_size;
+  return n >= warp_size ? mask : mask & ((1U << n) - 1U);
+}
+
+}  // namespace
+
+void run_grid(const Launch& launch, std::uint64_t seed) {
+  const unsigned n_threads = launch.block.count();
+  if (n_threads == 0 || n_threads > 1024 || launch.grid.count() == 0) {
+    throw EmulatorError("a launch of " + std::to_string(launch.grid.count()) + " blocks of " +
+                        std::to_string(n_threads) + " threads; blocks have 1 to 1024");
+  }
+  std::mt19937_64 random(seed);
+  std::vector<unsigned> order(launch.grid.count());
+  std::iota(order.begin(), order.end(), 0U);
+  std::shuffle(order.begin(), order.end(), random);
+  for (const unsigned number : order) {
+    const Dim3 grid = launch.grid;
+    Block block(launch, {number % grid.x, number / grid.x % grid.y, number / (grid.x * grid.y)},
+                random);
+    Block::current = &block;
+    block.run();
+  }
+}
+
+unsigned lane() {
+  return Block::running->number % warp_size;
+}
+
+void meet_block(const char* what) {
+  meet({Meeting::Kind::block, what, whole_warp});
+}
+
+void meet_warp(const char* what, std::uint32_t mask) {
+  check_mask(what, mask);
+  meet({Meeting::Kind::warp, what, present(mask)});
+}
+
+std::uint64_t exchange(const char* what, std::uint32_t mask, std::uint64_t value, unsigned from) {
+  check_mask(what, mask);
+  Block::running->given = value;
+  meet({Meeting::Kind::warp, what, present(mask)});
+  const bool is_there = from < warp_size && (present(mask) >> from & 1U) != 0;
+  const std::uint64_t read = is_there ? Block::current->lane_of(from).given : value;
+  // Nobody gives its next value before all have read this one.
+  meet({Meeting::Kind::warp, what, present(mask)});
+  return read;
+}
+
+std::uint32_t vote(const char* what, std::uint32_t mask, bool value) {
+  check_mask(what, mask);
+  Block::running->given = value ? 1 : 0;
+  meet({Meeting::Kind::warp, what, present(mask)});
+  std::uint32_t bits = 0;
+  for (unsigned from = 0; from < warp_size; ++from) {
+    if ((present(mask) >> from & 1U) == 0) continue;
+    bits |= static_cast<std::uint32_t>(Block::current->lane_of(from).given) << from;
+  }
+  meet({Meeting::Kind::warp, what, present(mask)});
+  return bits;
+}
+
+std::byte* dynamic_shared() {
+  return Block::current->dynamic();
+}
+
+}  // namespace llm::emulator

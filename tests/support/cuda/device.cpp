@@ -1,0 +1,389 @@
+#include "tests/support/cuda/device.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <new>
+#include <optional>
+#include <random>
+#include <utility>
+
+#include "tests/support/cuda/error.h"
+
+namespace llm::emulator {
+namespace {
+
+constexpr std::size_t arena_bytes = std::size_t{1}
+                                    << 32;  // of addresses; pages come as they are used
+constexpr std::size_t alignment = 256;
+constexpr int fresh_byte = 0xFF;  // a NaN in every floating-point type
+
+/// How far each stream was when something happened: what must have run before it.
+using Clock = std::map<StreamId, std::int64_t>;
+
+void merge(Clock& into, const Clock& from) {
+  for (const auto& [stream, n] : from) into[stream] = std::max(into[stream], n);
+}
+
+/// An op's place.
+struct Moment {
+  StreamId stream = 0;
+  std::int64_t number = 0;
+  std::string name;
+  bool before(const Clock& clock) const {
+    const auto found = clock.find(stream);
+    return found != clock.end() && found->second >= number;
+  }
+};
+
+struct Op {
+  std::function<void()> run;     // empty: a mark
+  std::optional<EventId> waits;  // for the event's record number `n_record`
+  std::optional<EventId> records;
+  std::int64_t n_record = 0;
+};
+
+struct Stream {
+  std::deque<Op> ops;
+  Clock clock;  // of its last op that was put in
+};
+
+struct Event {
+  std::int64_t n_recorded = 0;  // how often it was put into a stream
+  std::int64_t n_reached = 0;
+  Clock clock;  // of the last record
+};
+
+struct Allocation {
+  std::size_t n_bytes;
+  Moment allocated;
+  std::optional<Moment> released;
+};
+
+/// The last accesses of an address.
+struct Uses {
+  std::optional<Moment> write;
+  std::vector<Moment> reads;  // since the write, one a stream
+};
+
+}  // namespace
+
+struct Device::State {
+  explicit State(std::uint64_t seed) : random(seed) {
+    void* const memory =
+        mmap(nullptr, arena_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    arena = static_cast<std::byte*>(memory);
+  }
+  ~State() { munmap(arena, arena_bytes); }
+
+  bool is_device(const void* address) const {
+    const auto* const byte = static_cast<const std::byte*>(address);
+    return arena <= byte && byte < arena + arena_bytes;
+  }
+  bool is_pinned(const void* address, std::size_t n_bytes) const {
+    const auto* const byte = static_cast<const std::byte*>(address);
+    const auto after = pinned.upper_bound(const_cast<std::byte*>(byte));
+    if (after == pinned.begin()) return false;
+    const auto& [begin, size] = *std::prev(after);
+    return byte + n_bytes <= begin + size;
+  }
+  void open(bool is_open) { mprotect(arena, used, is_open ? PROT_READ | PROT_WRITE : PROT_NONE); }
+
+  /// Device memory can be touched while one lives.
+  struct Opened {
+    explicit Opened(State& state_) : state(state_) { state.open(true); }
+    ~Opened() { state.open(false); }
+    State& state;
+  };
+
+  Stream& stream(StreamId id) {
+    if (id == 0) {
+      throw EmulatorError("the default stream is used; it waits for all others, use a stream");
+    }
+    const auto found = streams.find(id);
+    if (found == streams.end()) throw EmulatorError("a stream that is not there is used");
+    return found->second;
+  }
+  Event& event(EventId id) {
+    const auto found = events.find(id);
+    if (found == events.end()) throw EmulatorError("an event that is not there is used");
+    return found->second;
+  }
+  Event& recorded(EventId id, const char* what) {
+    Event& one = event(id);
+    if (one.n_recorded == 0)
+      throw EmulatorError(std::string(what) + " an event that was never recorded");
+    return one;
+  }
+
+  /// The next op's moment in its stream.
+  Moment next(StreamId id, const std::string& name) {
+    Stream& own = stream(id);
+    merge(own.clock, host);
+    return {id, ++own.clock[id], name};
+  }
+
+  void check_memory(const void* address, const Moment& now, const Clock& clock) {
+    if (!is_device(address)) return;
+    const auto* const byte = static_cast<const std::byte*>(address);
+    const auto after = blocks.upper_bound(const_cast<std::byte*>(byte));
+    if (after == blocks.begin() ||
+        byte >= std::prev(after)->first + std::prev(after)->second.n_bytes) {
+      throw EmulatorError(now.name + " is given memory that was never allocated");
+    }
+    const Allocation& block = std::prev(after)->second;
+    if (block.released) {
+      throw EmulatorError(now.name + " is given memory that was released");
+    }
+    if (!block.allocated.before(clock)) {
+      throw EmulatorError(
+          now.name +
+          " uses memory before its allocation: another stream allocates it; wait for an "
+          "event");
+    }
+  }
+
+  void check_order(const Access& access, const Moment& now, const Clock& clock) {
+    Uses& uses = uses_of[access.address];
+    const auto check = [&](const Moment& other, const char* did) {
+      if (other.before(clock)) return;
+      throw EmulatorError(now.name + " uses memory before an event that says " + other.name +
+                          ", on another stream, has " + did + " it; record one and wait for it");
+    };
+    if (uses.write) check(*uses.write, "written");
+    if (!access.writes) {
+      std::erase_if(uses.reads, [&](const Moment& read) { return read.stream == now.stream; });
+      uses.reads.push_back(now);
+      return;
+    }
+    for (const Moment& read : uses.reads) check(read, "read");
+    uses.reads.clear();
+    uses.write = now;
+  }
+
+  void put(StreamId id, const std::string& name, const std::vector<Access>& accesses,
+           std::function<void()> run) {
+    const Moment now = next(id, name);
+    Stream& own = stream(id);
+    for (const Access& access : accesses) {
+      check_memory(access.address, now, own.clock);
+      check_order(access, now, own.clock);
+    }
+    Op op;
+    op.run = std::move(run);
+    own.ops.push_back(std::move(op));
+    // Sometimes a device is fast.
+    if (random() % 2 == 0) run_some();
+  }
+
+  bool can_run(const Stream& one) {
+    if (one.ops.empty()) return false;
+    const Op& op = one.ops.front();
+    return !op.waits || event(*op.waits).n_reached >= op.n_record;
+  }
+
+  /// Runs one op that can; false where there is none.
+  bool run_one() {
+    std::vector<Stream*> ready;
+    for (auto& [id, one] : streams) {
+      if (can_run(one)) ready.push_back(&one);
+    }
+    if (ready.empty()) return false;
+    Stream& one = *ready[random() % ready.size()];
+    const Op op = std::move(one.ops.front());
+    one.ops.pop_front();
+    if (op.records) {
+      Event& own = event(*op.records);
+      own.n_reached = std::max(own.n_reached, op.n_record);
+    }
+    if (op.run) {
+      const Opened opened(*this);
+      op.run();
+    }
+    return true;
+  }
+
+  void run_some() {
+    for (std::uint64_t n = random() % 4; n > 0 && run_one(); --n) {
+    }
+  }
+
+  std::mt19937_64 random;
+  std::byte* arena = nullptr;
+  std::size_t used = 0;
+  std::map<std::byte*, Allocation> blocks;
+  std::map<std::byte*, std::size_t> pinned;
+  std::map<std::byte*, std::unique_ptr<std::byte[]>> pinned_memory;
+  std::map<StreamId, Stream> streams;
+  std::map<EventId, Event> events;
+  std::map<const void*, Uses> uses_of;
+  Clock host;  ///< what the host has waited for
+  int n_created = 0;
+};
+
+Device::Device(std::uint64_t seed) : state_(std::make_unique<State>(seed)) {}
+
+Device::~Device() = default;
+
+// Memory is never given out twice, so that what uses it after its release is found.
+void* Device::allocate(std::size_t n_bytes, StreamId stream) {
+  State& s = *state_;
+  const std::size_t size =
+      (std::max<std::size_t>(n_bytes, 1) + alignment - 1) / alignment * alignment;
+  if (s.used + size > arena_bytes) throw EmulatorError("the emulated device's memory is used up");
+  std::byte* const begin = s.arena + s.used;
+  s.used += size + alignment;
+  const Moment now = s.next(stream, "an allocation");
+  s.blocks.emplace(begin, Allocation{n_bytes, now, {}});
+  const State::Opened opened(s);
+  std::memset(begin, fresh_byte, size);
+  return begin;
+}
+
+void Device::release(void* memory, StreamId stream) {
+  State& s = *state_;
+  const auto found = s.blocks.find(static_cast<std::byte*>(memory));
+  if (found == s.blocks.end()) throw EmulatorError("memory that was never allocated is released");
+  if (found->second.released) throw EmulatorError("memory is released twice");
+  const Moment now = s.next(stream, "a release");
+  const Clock clock = s.stream(stream).clock;
+  for (auto use = s.uses_of.lower_bound(memory);
+       use != s.uses_of.end() &&
+       use->first < static_cast<std::byte*>(memory) + found->second.n_bytes;
+       ++use) {
+    s.check_order({use->first, true}, now, clock);
+  }
+  found->second.released = now;
+  std::byte* const begin = found->first;
+  Op op;
+  op.run = [begin, n = found->second.n_bytes] { std::memset(begin, fresh_byte, n); };
+  s.stream(stream).ops.push_back(std::move(op));
+}
+
+void* Device::allocate_pinned(std::size_t n_bytes) {
+  auto memory = std::make_unique<std::byte[]>(n_bytes);
+  std::byte* const begin = memory.get();
+  std::memset(begin, fresh_byte, n_bytes);
+  state_->pinned.emplace(begin, n_bytes);
+  state_->pinned_memory.emplace(begin, std::move(memory));
+  return begin;
+}
+
+void Device::release_pinned(void* memory) {
+  if (state_->pinned.erase(static_cast<std::byte*>(memory)) == 0) {
+    throw EmulatorError("pinned memory that is not there is released");
+  }
+  state_->pinned_memory.erase(static_cast<std::byte*>(memory));
+}
+
+std::size_t Device::bytes_in_use() const {
+  std::size_t sum = 0;
+  for (const auto& [begin, block] : state_->blocks) sum += block.released ? 0 : block.n_bytes;
+  return sum;
+}
+
+StreamId Device::create_stream() {
+  const StreamId id = ++state_->n_created;
+  state_->streams[id].clock[id] = 0;
+  return id;
+}
+
+void Device::destroy_stream(StreamId stream) {
+  synchronize_stream(stream);
+  state_->streams.erase(stream);
+}
+
+EventId Device::create_event() {
+  const EventId id = ++state_->n_created;
+  state_->events[id];
+  return id;
+}
+
+void Device::destroy_event(EventId event) {
+  if (state_->events.erase(event) == 0)
+    throw EmulatorError("an event that is not there is destroyed");
+}
+
+void Device::launch(StreamId stream, const char* name, Launch launch,
+                    const std::vector<Access>& accesses) {
+  const std::uint64_t seed = state_->random();
+  state_->put(stream, name, accesses,
+              [launch = std::move(launch), seed] { run_grid(launch, seed); });
+}
+
+void Device::copy(StreamId stream, void* to, const void* from, std::size_t n_bytes) {
+  for (const void* const end : {static_cast<const void*>(to), from}) {
+    if (state_->is_device(end) || state_->is_pinned(end, n_bytes)) continue;
+    throw EmulatorError("an asynchronous copy of " + std::to_string(n_bytes) +
+                        " bytes has an end in host memory that is not pinned; it would wait");
+  }
+  state_->put(stream, "a copy", {{from, false}, {to, true}},
+              [=] { std::memcpy(to, from, n_bytes); });
+}
+
+void Device::set(StreamId stream, void* to, int byte, std::size_t n_bytes) {
+  state_->put(stream, "a fill", {{to, true}}, [=] { std::memset(to, byte, n_bytes); });
+}
+
+void Device::record(EventId event, StreamId stream) {
+  Event& one = state_->event(event);
+  Stream& own = state_->stream(stream);
+  Op op;
+  op.records = event;
+  op.n_record = ++one.n_recorded;
+  one.clock = own.clock;
+  own.ops.push_back(std::move(op));
+}
+
+void Device::wait(StreamId stream, EventId event) {
+  const Event& one = state_->recorded(event, "a stream waits for");
+  Stream& own = state_->stream(stream);
+  Op op;
+  op.waits = event;
+  op.n_record = one.n_recorded;
+  merge(own.clock, one.clock);
+  own.ops.push_back(std::move(op));
+}
+
+bool Device::query(EventId event) {
+  const Event& one = state_->recorded(event, "the host asks for");
+  state_->run_some();
+  if (one.n_reached < one.n_recorded) return false;
+  merge(state_->host, one.clock);
+  return true;
+}
+
+bool Device::query_stream(StreamId stream) {
+  state_->run_some();
+  if (!state_->stream(stream).ops.empty()) return false;
+  merge(state_->host, state_->stream(stream).clock);
+  return true;
+}
+
+void Device::synchronize(EventId event) {
+  const Event& one = state_->recorded(event, "the host waits for");
+  while (one.n_reached < one.n_recorded) {
+    if (!state_->run_one())
+      throw EmulatorError("the host waits for an event that is never reached");
+  }
+  merge(state_->host, one.clock);
+}
+
+void Device::synchronize_stream(StreamId stream) {
+  while (!state_->stream(stream).ops.empty()) {
+    if (!state_->run_one()) throw EmulatorError("the host waits for a stream that waits for ever");
+  }
+  merge(state_->host, state_->stream(stream).clock);
+}
+
+Device*& current_device() {
+  static Device* device = nullptr;
+  return device;
+}
+
+}  // namespace llm::emulator

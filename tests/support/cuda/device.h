@@ -1,0 +1,73 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tests/support/cuda/block.h"
+
+namespace llm::emulator {
+
+/// An address that a kernel or a copy is given, and whether it may write there.
+struct Access {
+  const void* address;
+  bool writes;
+};
+
+using StreamId = int;  ///< 0: the legacy default stream, which this project does not use
+using EventId = int;
+
+/// One device: memory, streams and events. What is enqueued runs when something waits for it or
+/// asks for it, in an order drawn from the seed among all that the rules of streams and events
+/// allow; so who relies on more gets other bits from other seeds. The device's memory can be read
+/// and written by kernels and copies alone: a host that touches it gets SIGSEGV.
+///
+/// EmulatorError is thrown, where CUDA would be silent, for
+///   - an access that is ordered neither before nor after another one of the same address by
+///     streams and events, unless both read ("used before an event")
+///   - memory used before its stream-ordered allocation or after its release, or released twice
+///   - an event that is waited for or queried and was never recorded
+///   - an asynchronous copy from or to host memory that is not pinned
+///   - the default stream, and a synchronisation of the whole device
+class Device {
+ public:
+  explicit Device(std::uint64_t seed);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  void* allocate(std::size_t n_bytes, StreamId stream);
+  void release(void* memory, StreamId stream);
+  void* allocate_pinned(std::size_t n_bytes);
+  void release_pinned(void* memory);
+  /// Bytes allocated and not released.
+  std::size_t bytes_in_use() const;
+
+  StreamId create_stream();
+  void destroy_stream(StreamId stream);
+  EventId create_event();
+  void destroy_event(EventId event);
+
+  /// `name` is for errors.
+  void launch(StreamId stream, const char* name, Launch launch,
+              const std::vector<Access>& accesses);
+  void copy(StreamId stream, void* to, const void* from, std::size_t n_bytes);
+  void set(StreamId stream, void* to, int byte, std::size_t n_bytes);
+  void record(EventId event, StreamId stream);
+  void wait(StreamId stream, EventId event);
+  /// Runs a drawn number of ops, and says whether the event has been reached.
+  bool query(EventId event);
+  bool query_stream(StreamId stream);
+  void synchronize(EventId event);
+  void synchronize_stream(StreamId stream);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// The device that the functions of include/cuda_runtime.h work on; nullptr: there is none, as on
+/// a machine without a driver.
+Device*& current_device();
+
+}  // namespace llm::emulator

@@ -1,0 +1,190 @@
+#pragma once
+// What this project uses of CUDA's runtime, on the emulated device (tests/support/cuda/device.h):
+// .cu files compile as C++ against it. What is not here is not used, or cannot be emulated.
+#include <cmath>
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tests/support/cuda/device.h"
+#include "tests/support/cuda/kernel_language.h"
+
+namespace llm::emulator {
+
+/// What a kernel's argument lets it access. A struct of pointers says it by a specialisation.
+template <typename T>
+struct AccessesOf {
+  static void add(const T&, std::vector<Access>&) {}
+};
+template <typename T>
+struct AccessesOf<T*> {
+  static void add(T* pointer, std::vector<Access>& all) {
+    if (pointer != nullptr) all.push_back({pointer, !std::is_const_v<T>});
+  }
+};
+
+/// 0xABCD of a handle is stream or event number 0xABCD.
+template <typename Handle>
+int number_of(Handle handle) {
+  return static_cast<int>(reinterpret_cast<std::intptr_t>(handle));
+}
+template <typename Handle>
+Handle handle_of(int number) {
+  return reinterpret_cast<Handle>(static_cast<std::intptr_t>(number));
+}
+
+}  // namespace llm::emulator
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInsufficientDriver = 35,
+  cudaErrorNoDevice = 100,
+  cudaErrorNotReady = 600
+};
+using cudaStream_t = struct CUstream_st*;
+using cudaEvent_t = struct CUevent_st*;
+enum cudaMemcpyKind {
+  cudaMemcpyHostToDevice = 1,
+  cudaMemcpyDeviceToHost = 2,
+  cudaMemcpyDeviceToDevice = 3,
+  cudaMemcpyDefault = 4
+};
+inline constexpr unsigned cudaStreamNonBlocking = 1;
+inline constexpr unsigned cudaEventDisableTiming = 2;
+inline constexpr unsigned cudaHostAllocDefault = 0;
+
+struct cudaLaunchConfig_t {
+  dim3 gridDim;
+  dim3 blockDim;
+  std::size_t dynamicSmemBytes = 0;
+  cudaStream_t stream = nullptr;
+  void* attrs = nullptr;
+  unsigned numAttrs = 0;
+};
+
+inline const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorInvalidValue:
+      return "invalid argument";
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorInsufficientDriver:
+      return "CUDA driver version is insufficient for CUDA runtime version";
+    case cudaErrorNoDevice:
+      return "no CUDA-capable device is detected";
+    case cudaErrorNotReady:
+      return "device not ready";
+  }
+  return "unrecognized error code";
+}
+
+inline cudaError_t cudaGetDeviceCount(int* n) {
+  const bool is_there = llm::emulator::current_device() != nullptr;
+  if (is_there) *n = 1;  // without a driver it stays unwritten
+  return is_there ? cudaSuccess : cudaErrorInsufficientDriver;
+}
+inline cudaError_t cudaSetDevice(int device) {
+  return llm::emulator::current_device() != nullptr && device == 0 ? cudaSuccess
+                                                                   : cudaErrorNoDevice;
+}
+inline cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
+  std::tuple<std::decay_t<Parameters>...> values(std::forward<Arguments>(arguments)...);
+  std::vector<llm::emulator::Access> accesses;
+  std::apply(
+      [&](const auto&... value) {
+        (llm::emulator::AccessesOf<std::decay_t<decltype(value)>>::add(value, accesses), ...);
+      },
+      values);
+  llm::emulator::Launch launch;
+  launch.grid = config->gridDim;
+  launch.block = config->blockDim;
+  launch.shared_bytes = config->dynamicSmemBytes;
+  launch.kernel = [kernel, values = std::move(values)] { std::apply(kernel, values); };
+  llm::emulator::current_device()->launch(llm::emulator::number_of(config->stream), "a kernel",
+                                          std::move(launch), accesses);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaMallocAsync(void** memory, std::size_t n_bytes, cudaStream_t stream) {
+  *memory = llm::emulator::current_device()->allocate(n_bytes, llm::emulator::number_of(stream));
+  return cudaSuccess;
+}
+inline cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
+  llm::emulator::current_device()->release(memory, llm::emulator::number_of(stream));
+  return cudaSuccess;
+}
+inline cudaError_t cudaHostAlloc(void** memory, std::size_t n_bytes, unsigned) {
+  *memory = llm::emulator::current_device()->allocate_pinned(n_bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaFreeHost(void* memory) {
+  llm::emulator::current_device()->release_pinned(memory);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t n_bytes, cudaMemcpyKind,
+                                   cudaStream_t stream) {
+  llm::emulator::current_device()->copy(llm::emulator::number_of(stream), to, from, n_bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* to, int byte, std::size_t n_bytes, cudaStream_t stream) {
+  llm::emulator::current_device()->set(llm::emulator::number_of(stream), to, byte, n_bytes);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  const int number = llm::emulator::current_device()->create_stream();
+  *stream = llm::emulator::handle_of<cudaStream_t>(number);
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  llm::emulator::current_device()->destroy_stream(llm::emulator::number_of(stream));
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  const bool done = llm::emulator::current_device()->query_stream(llm::emulator::number_of(stream));
+  return done ? cudaSuccess : cudaErrorNotReady;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  llm::emulator::current_device()->synchronize_stream(llm::emulator::number_of(stream));
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
+  llm::emulator::current_device()->wait(llm::emulator::number_of(stream),
+                                        llm::emulator::number_of(event));
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  const int number = llm::emulator::current_device()->create_event();
+  *event = llm::emulator::handle_of<cudaEvent_t>(number);
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  llm::emulator::current_device()->destroy_event(llm::emulator::number_of(event));
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  llm::emulator::current_device()->record(llm::emulator::number_of(event),
+                                          llm::emulator::number_of(stream));
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const bool done = llm::emulator::current_device()->query(llm::emulator::number_of(event));
+  return done ? cudaSuccess : cudaErrorNotReady;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  llm::emulator::current_device()->synchronize(llm::emulator::number_of(event));
+  return cudaSuccess;
+}
