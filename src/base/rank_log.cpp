@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -30,7 +31,7 @@ struct Kept {
 
 /// Never destroyed: threads may say something while the process ends.
 Kept& kept() {
-  static Kept* const all = new Kept;
+  static Kept* const all = std::make_unique<Kept>().release();
   return *all;
 }
 

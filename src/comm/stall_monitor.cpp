@@ -201,7 +201,7 @@ void StallMonitor::idle() {
 
 void StallMonitor::confirm() {
   const std::int64_t now = loop_.idle_clock_ns();
-  if (answers_.size() < asked_.size() && now < deadline_ns_ && !all_silent_are_gone()) return;
+  if (answers_.size() < asked_.size() && now < deadline_ns_ && !all_silent_are_known()) return;
   state_ = State::ending;
   have_said_table_.clear();
   say_own_table();
@@ -210,13 +210,16 @@ void StallMonitor::confirm() {
   deadline_ns_ = is_first ? now : now + head_start_ns;
 }
 
-/// Whether those that do not answer never will. Looked at after a while, and now and then.
-bool StallMonitor::all_silent_are_gone() {
+/// Whether it is known of all that do not answer why: their process has gone or is stopped, or
+/// their watchdog has written that their loop does not turn. Looked at now and then.
+bool StallMonitor::all_silent_are_known() {
   const std::int64_t now = loop_.idle_clock_ns();
   if (now < next_look_ns_) return false;
   next_look_ns_ = now + look_interval_ns;
   return std::all_of(asked_.begin(), asked_.end(), [this](int rank) {
-    return answers_.contains(rank) || !options_.process_state(rank).empty();
+    if (answers_.contains(rank) || !options_.process_state(rank).empty()) return true;
+    const std::optional<StallTable> table = parse_stall_table(read_file_of(rank));
+    return table && table->stuck_seconds > 0;
   });
 }
 
@@ -327,7 +330,7 @@ void StallMonitor::on_stuck(double seconds) {
   for (const StallTable::Wait& wait : table.waits) text += "  " + to_text(wait) + "\n";
   options_.print(text);
   // The others find the file, tell what they make of it, and end this rank too.
-  usleep(static_cast<unsigned>((options_.answer_seconds + 1) * 1e6));
+  usleep(static_cast<unsigned>((options_.answer_seconds + 2) * 1e6));
   if (loop_.n_turns() != n_turns) {
     return options_.print(fmt::format("rank {}: its loop turns again\n", table.rank));
   }

@@ -65,7 +65,7 @@ class StallMonitor : public IdleWatch {
   double seconds_since(std::int64_t at_ns) const;
   std::int64_t latest_ns() const;
   void confirm();
-  bool all_silent_are_gone();
+  bool all_silent_are_known();
   void say_own_table();
   [[noreturn]] void end();
   std::vector<RankReport> reports() const;
