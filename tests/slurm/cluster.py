@@ -79,7 +79,8 @@ class Cluster:
 
     def __init__(self, n_nodes, folder):
         self.n_nodes, self.folder, self.nodes = n_nodes, pathlib.Path(folder), []
-        call("mount", "-t", "tmpfs", "tmpfs", self.folder)
+        for place in (self.folder, "/dev/shm"):
+            call("mount", "-t", "tmpfs", "tmpfs", place)
         self.start_network()
         self.start_munge()
         self.environment = os.environ | {"SLURM_CONF": f"{self.folder}/slurm.conf"}

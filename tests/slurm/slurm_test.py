@@ -31,9 +31,8 @@ class Slurm(program.ProgramTest):
 
     def setUp(self):
         super().setUp()
-        # munge and SLURM need nothing of a user's; ranks of the emulated nodes share two cores.
         self.environment |= {"SLURM_CONF": f"{self.cluster.folder}/slurm.conf", "PATH": cluster.PATH,
-                             "LLM_TRAIN": str(program.PROGRAM), "CONFIG": "tiny.yaml", "OMPI_MCA_btl_tcp_if_include": "eth0"}
+                             "LLM_TRAIN": str(program.PROGRAM), "CONFIG": "tiny.yaml"}
         self.write("tiny.yaml", "training:\n  seed: 42\n")
         self.data = f"data.dataset_path={self.text()}"
 
