@@ -330,7 +330,7 @@ void StallMonitor::on_stuck(double seconds) {
   for (const StallTable::Wait& wait : table.waits) text += "  " + to_text(wait) + "\n";
   options_.print(text);
   // The others find the file, tell what they make of it, and end this rank too.
-  usleep(static_cast<unsigned>((options_.answer_seconds + 2) * 1e6));
+  usleep(static_cast<unsigned>((options_.answer_seconds + 3) * 1e6));
   if (loop_.n_turns() != n_turns) {
     return options_.print(fmt::format("rank {}: its loop turns again\n", table.rank));
   }

@@ -29,7 +29,7 @@ class StallMonitor : public IdleWatch {
   struct Options {
     double timeout_seconds = 1800;
     /// How long ranks that do not answer are waited for once nothing has moved for the timeout.
-    double answer_seconds = 3;
+    double answer_seconds = 2;
     std::string folder;  ///< of the files, made where it is missing; empty: no files
     KeyForms forms;
     std::function<std::string(int channel)> kind_of_channel;
