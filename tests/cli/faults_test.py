@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -81,7 +82,12 @@ class Faults(program.ProgramTest):
         self.assertRegex(done.causes()[0], r"error: rank [02]: stalled: nothing has moved on any rank for \d\.\d s: stopped: "
                                            r"rank 1 is stopped by a signal; rank [02]'s .* waits for .*rank 1.*; the ranks' tables "
                                            r"are run/stall-rank-\*.txt$")
+        logs = [(self.folder / f"run/logs/rank-{rank}.log").read_text() for rank in range(3)]
+        for rank, log in enumerate(logs):
+            self.assertRegex(log, rf"^\d+-\d\d-\d\d \d\d:\d\d:\d\d rank {rank} of 3, process \d+, cores ")
+        self.assertEqual(sum(done.causes()[0] in log for log in logs), 1, logs)
         for rank in (0, 2):
+            self.assertIn("waits for", logs[rank])
             self.assertIn("end of the stall table", (self.folder / f"run/stall-rank-{rank}.txt").read_text())
         waits = re.findall(r"^  (\S.*?) +waits for (.+?)\(([^)]*)\) from (.+) since ([0-9.]+) s$", done.err, re.M)
         self.assertTrue(any("gradient_reducer" in actor or "optimizer_shard" in actor for actor, *_ in waits), done)
@@ -120,8 +126,7 @@ class Faults(program.ProgramTest):
                     self.assertEqual(done.code, 74, done)
                     self.assertEqual(len(done.causes()), 1, done)
                     self.assertRegex(done.causes()[0], rf"^error: rank 0: .*{name}.*No space left on device")
-                    for path in (disk / name).iterdir():
-                        path.unlink()
+                    shutil.rmtree(disk / name)
         finally:
             subprocess.run(["umount", disk], check=True)
 
