@@ -20,8 +20,14 @@ namespace {
 constexpr int n_questions = 8;
 // Ranks that all ask each other: beyond, n * n tables are too many.
 constexpr int most_ranks_that_ask_all = 64;
+// A rank may answer late: to one of so many.
+constexpr std::size_t n_questions_kept = 32;
+// How exactly a table has its times.
+constexpr double printed_seconds = 1e-6;
 // Rank 0 tells first: the others give it this long.
 constexpr std::int64_t head_start_ns = 700'000'000;
+// For those that answered to write and print their tables; who is done sooner says so.
+constexpr std::int64_t saying_ns = 1'500'000'000;
 constexpr std::int64_t most_copy_interval_ns = 1'000'000'000;
 // Between looks at the processes of ranks that do not answer.
 constexpr std::int64_t look_interval_ns = 250'000'000;
@@ -112,7 +118,11 @@ void StallMonitor::handle(int peer, const ControlHeader& header,
     case Message::part_of_table:
       return keep_part(peer, number, text_of(payload), (header.key & last_bit) != 0);
     case Message::stalled:
-      return say_own_table();
+      say_own_table();
+      return send(peer, Message::said, 0, "");
+    case Message::said:
+      have_said_table_.insert(peer);
+      return;
     case Message::done:
       return done_.put(peer, true);
   }
@@ -129,7 +139,11 @@ void StallMonitor::keep_part(int peer, std::int64_t number, std::string_view par
   if (!is_last) return;
   const std::optional<StallTable> table = parse_stall_table(std::exchange(text, {}));
   if (!table) throw CommError(fmt::format("a stall table from rank {} cannot be read", peer));
-  const std::int64_t moved_ns = loop_.idle_clock_ns() - ns_of(table->known_seconds);
+  // At the earliest: the answer was on its way for a while, and ranks that hear from each other
+  // must not take that for a move.
+  const auto asked_at = asked_at_ns_.find(number);
+  if (asked_at == asked_at_ns_.end()) return;
+  const std::int64_t moved_ns = asked_at->second - ns_of(table->known_seconds + printed_seconds);
   heard_progress_ns_ = std::max(heard_progress_ns_, moved_ns);
   if (number == number_) answers_.insert_or_assign(peer, *table);
 }
@@ -152,6 +166,8 @@ StallTable StallMonitor::table_now() const {
 void StallMonitor::ask() {
   ++number_;
   answers_.clear();
+  asked_at_ns_.emplace(number_, loop_.idle_clock_ns());
+  if (asked_at_ns_.size() > n_questions_kept) asked_at_ns_.erase(asked_at_ns_.begin());
   for (const int rank : asked_) send(rank, Message::ask, number_, "");
   next_ask_ns_ = loop_.idle_clock_ns() + ns_of(options_.timeout_seconds) / n_questions;
 }
@@ -160,8 +176,8 @@ void StallMonitor::idle() {
   const std::int64_t now = loop_.idle_clock_ns();
   const std::int64_t timeout_ns = ns_of(options_.timeout_seconds);
   if (now - latest_ns() < timeout_ns) {
-    if (std::exchange(state_, State::waiting) != State::waiting) {
-      has_said_table_ = false;
+    // Not where another rank ends the run: a stopped process that is woken to be ended moves too.
+    if (std::exchange(state_, State::waiting) == State::confirming && !has_said_table_) {
       std::error_code ignored;
       std::filesystem::remove(path_of(transport_.rank()), ignored);
     }
@@ -178,26 +194,34 @@ void StallMonitor::idle() {
     next_look_ns_ = now + 2 * look_interval_ns;
   }
   if (state_ == State::confirming) confirm();
-  if (state_ == State::ending && now >= deadline_ns_) end();
+  const bool have_all_said = have_said_table_.size() >= answers_.size();
+  if (state_ == State::ending && now >= deadline_ns_ &&
+      (have_all_said || now >= deadline_ns_ + saying_ns)) {
+    end();
+  }
 }
 
 void StallMonitor::confirm() {
   const std::int64_t now = loop_.idle_clock_ns();
-  if (answers_.size() < asked_.size() && now < deadline_ns_ && !all_silent_are_gone()) return;
+  if (answers_.size() < asked_.size() && now < deadline_ns_ && !all_silent_are_known()) return;
   state_ = State::ending;
+  have_said_table_.clear();
   say_own_table();
   for (const int rank : asked_) send(rank, Message::stalled, 0, "");
   const bool is_first = transport_.rank() == 0 || !answers_.contains(0);
   deadline_ns_ = is_first ? now : now + head_start_ns;
 }
 
-/// Whether those that do not answer never will. Looked at after a while, and now and then.
-bool StallMonitor::all_silent_are_gone() {
+/// Whether it is known of all that do not answer why: their process has gone or is stopped, or
+/// their watchdog has written that their loop does not turn. Looked at now and then.
+bool StallMonitor::all_silent_are_known() {
   const std::int64_t now = loop_.idle_clock_ns();
   if (now < next_look_ns_) return false;
   next_look_ns_ = now + look_interval_ns;
   return std::all_of(asked_.begin(), asked_.end(), [this](int rank) {
-    return answers_.contains(rank) || !options_.process_state(rank).empty();
+    if (answers_.contains(rank) || !options_.process_state(rank).empty()) return true;
+    const std::optional<StallTable> table = parse_stall_table(read_file_of(rank));
+    return table && table->stuck_seconds > 0;
   });
 }
 

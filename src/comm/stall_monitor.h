@@ -29,7 +29,7 @@ class StallMonitor : public IdleWatch {
   struct Options {
     double timeout_seconds = 1800;
     /// How long ranks that do not answer are waited for once nothing has moved for the timeout.
-    double answer_seconds = 3;
+    double answer_seconds = 2;
     std::string folder;  ///< of the files, made where it is missing; empty: no files
     KeyForms forms;
     std::function<std::string(int channel)> kind_of_channel;
@@ -53,7 +53,7 @@ class StallMonitor : public IdleWatch {
   void turned() override;
 
  private:
-  enum class Message : std::uint8_t { ask = 1, part_of_table, stalled, done };
+  enum class Message : std::uint8_t { ask = 1, part_of_table, stalled, said, done };
   enum class State : std::uint8_t { waiting, confirming, ending };
 
   void send(int peer, Message message, std::int64_t number, std::string_view payload);
@@ -65,7 +65,7 @@ class StallMonitor : public IdleWatch {
   double seconds_since(std::int64_t at_ns) const;
   std::int64_t latest_ns() const;
   void confirm();
-  bool all_silent_are_gone();
+  bool all_silent_are_known();
   void say_own_table();
   [[noreturn]] void end();
   std::vector<RankReport> reports() const;
@@ -80,12 +80,14 @@ class StallMonitor : public IdleWatch {
   const std::vector<int> asked_;  // ranks that this one asks
   Inbox<bool> done_;              // by rank
   State state_ = State::waiting;
-  std::int64_t number_ = 0;       // of the last question
-  std::int64_t next_ask_ns_ = 0;  // idle clock, as all times here
+  std::map<std::int64_t, std::int64_t> asked_at_ns_;  // by question
+  std::int64_t number_ = 0;                           // of the last question
+  std::int64_t next_ask_ns_ = 0;                      // idle clock, as all times here
   std::int64_t next_look_ns_ = 0;
   std::int64_t deadline_ns_ = 0;    // of answers, then of the end
   std::int64_t heard_progress_ns_;  // the latest that another rank told
   bool has_said_table_ = false;
+  std::set<int> have_said_table_;      // others, of those that answered
   std::map<int, std::string> parts_;   // of answers on their way
   std::map<int, StallTable> answers_;  // to the last question
   std::int64_t last_copy_ns_ = 0;

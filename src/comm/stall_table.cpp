@@ -157,8 +157,8 @@ StallTable stall_table(const Transport& transport, const Loop& loop, const KeyFo
 
 std::string to_text(const StallTable& table) {
   std::string text = fmt::format(
-      "{} | rank {} | process {} | {} | moved {:.3f} s ago | any rank {:.3f} s ago | loop turned "
-      "{:.3f} s ago | {}\n",
+      "{} | rank {} | process {} | {} | moved {:.6f} s ago | any rank {:.6f} s ago | loop turned "
+      "{:.6f} s ago | {}\n",
       first_word, table.rank, table.process, table.host, table.idle_seconds, table.known_seconds,
       table.stuck_seconds, table.place);
   text += fmt::format("#    | {:<26} | {:<7} | {:<24} | {:<28} | {:<24} | rank | for\n", "actor",

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include "src/base/check.h"
 #include "src/base/error.h"
+#include "src/base/rank_log.h"
 #include "src/rt/clock.h"
 
 namespace llm {
@@ -234,7 +235,7 @@ void Loop::give_up_or_warn(double idle_seconds) {
     stall_warned_ = true;
     const std::string text = fmt::format(
         "warning: nothing moved for {:.0f} s; waits of this rank:\n{}", idle_seconds, wait_table());
-    options_.warn ? options_.warn(text) : void(std::fputs(text.c_str(), stderr));
+    options_.warn ? options_.warn(text) : say_aside(text);
   }
 }
 

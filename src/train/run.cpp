@@ -1,5 +1,7 @@
 #include "src/train/run.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstring>
@@ -9,6 +11,7 @@
 #include <fmt/format.h>
 #include "src/base/error.h"
 #include "src/base/file.h"
+#include "src/base/rank_log.h"
 #include "src/base/utf8.h"
 #include "src/comm/mpi/mpi_transport.h"
 #include "src/config/checks.h"
@@ -164,7 +167,9 @@ class Run {
     const auto say = [this](std::string_view text) {
       if (session_.rank() == 0) fmt::print("{}\n", text);
       std::fflush(stdout);
+      if (session_.rank() == 0 && text.starts_with("note: ")) log_aside(text);
     };
+    open_log();
     for (const std::string& note : start_.loaded.notes) say("note: " + note);
     data_ = open_data(
         start_.loaded,
@@ -194,7 +199,7 @@ class Run {
          {bubble_warning(start_.settings), pairs_warning(start_.settings),
           unit_warning(start_.settings),
           tensor_parallel_warning(start_.settings, session_.node_of_ranks())}) {
-      if (!text.empty()) fmt::print(stderr, "{}\n", text);
+      if (!text.empty()) say_aside(text + "\n");
     }
     const LoggingConfig& logging = start_.loaded.config.logging;
     const ProgressStyle style = progress_style(logging.progress);
@@ -222,6 +227,14 @@ class Run {
         fmt::format("{}/metrics{}.jsonl", start_.run_dir, start_.suffix));
   }
 
+  /// What this rank says, beside what mpirun makes of all ranks' lines.
+  void open_log() const {
+    const std::string name = fmt::format("rank-{}.log", session_.rank());
+    open_rank_log(std::filesystem::path(start_.run_dir) / "logs" / name);
+    log_aside(fmt::format("rank {} of {}, process {}, cores {}", session_.rank(),
+                          session_.n_ranks(), getpid(), cores_text(bound_cores())));
+  }
+
   void say_checkpoint(const std::function<void(std::string_view)>& say) const {
     const Config& config = start_.loaded.config;
     if (checkpoint_) {
@@ -243,7 +256,7 @@ class Run {
     std::vector<int> n_cores;
     for (const RankFacts& facts : start_.facts) n_cores.push_back(facts.n_cores);
     const std::string warning = cores_warning(n_cores, start_.settings.threads_per_rank);
-    if (!warning.empty()) fmt::print(stderr, "{}\n", warning);
+    if (!warning.empty()) say_aside(warning + "\n");
   }
 
   TrainerInputs inputs(const StopSignals& signals) {
@@ -272,6 +285,8 @@ class Run {
 
   int finish(Loop& loop, Trainer& trainer) {
     const bool stopped = trainer.stopped();
+    log_aside(fmt::format("{} {} of {} steps", stopped ? "stopped by a signal after" : "done:",
+                          trainer.n_steps_done(), start_.settings.n_steps));
     const Settings& s = start_.settings;
     const bool has_all =
         s.grid.pp == 1 && s.grid.tp == 1 && s.zero_stage == 0 && !s.spreads_experts;

@@ -19,6 +19,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include "src/base/error.h"
+#include "src/base/rank_log.h"
 
 namespace llm {
 namespace {
@@ -219,8 +220,8 @@ RunLock::RunLock(std::string field, fs::path folder)
             field_, folder_.string(), text_of(holder), age_seconds, lock_name,
             lock_silence_seconds));
       }
-      fmt::print(stderr, "warning: {}: {} is taken over from {}: {}\n", field_, path.string(),
-                 text_of(holder), verdict.reason);
+      say_aside(fmt::format("warning: {}: {} is taken over from {}: {}\n", field_, path.string(),
+                            text_of(holder), verdict.reason));
     }
     if (!open->write(contents())) {
       throw FileError(fmt::format("cannot write {}: {}", path.string(), std::strerror(errno)));

@@ -5,11 +5,15 @@
 #include <utility>
 
 #include "schedules/grid.h"
+#include "src/base/rank_log.h"
 #include "src/comm/stall_diagnosis.h"
 #include "src/train/rank_plan.h"
 
 namespace llm {
 namespace {
+
+// A disk that does not answer must not keep a stall from being told.
+constexpr double log_seconds = 0.5;
 
 /// By data-parallel rank: the rank that tells its losses.
 std::vector<int> losses_from(const Settings& settings) {
@@ -77,7 +81,10 @@ StallMonitor::Options stall_options(const MpiSession& session, const Trainer& tr
   options.forms = key_forms(settings, session.rank());
   options.kind_of_channel = [&trainer](int channel) { return trainer.kind_of_channel(channel); };
   options.process_state = [&session](int rank) { return session.process_state(rank); };
-  options.print = [](const std::string& text) { std::fputs(text.c_str(), stderr); };
+  options.print = [](const std::string& text) {
+    std::fputs(text.c_str(), stderr);
+    run_at_most(log_seconds, [text] { log_aside(text); });
+  };
   options.fail = [&session](const std::string& message) { session.end_stalled(message); };
   return options;
 }

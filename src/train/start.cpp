@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include "src/base/error.h"
 #include "src/base/file.h"
+#include "src/base/rank_log.h"
 #include "src/comm/mpi/shared_ranks.h"
 #include "src/config/checks.h"
 #include "src/data/bpe_tokenizer.h"
@@ -59,7 +60,7 @@ std::string agree_on_checkpoint(const MpiSession& session,
           problem));
     }
     if (first_problem.empty()) first_problem = problem;
-    fmt::print(stderr, "warning: {} is passed over: {}\n", path, problem);
+    say_aside(fmt::format("warning: {} is passed over: {}\n", path, problem));
   }
 }
 

@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -86,6 +87,11 @@ class Faults(program.ProgramTest):
         self.assertGreater(len(tables), 0, done)
         for table in tables:
             self.assertIn("end of the stall table", table.read_text())
+        logs = [(self.folder / f"run/logs/rank-{rank}.log").read_text() for rank in range(3)]
+        for rank, log in enumerate(logs):
+            self.assertRegex(log, rf"^\d+-\d\d-\d\d \d\d:\d\d:\d\d rank {rank} of 3, process \d+, cores ")
+        self.assertEqual(sum(done.causes()[0] in log for log in logs), 1, logs)
+        self.assertTrue(any("waits for" in logs[rank] for rank in (0, 2)), logs)
         waits = re.findall(r"^  (\S.*?) +waits for (.+?)\(([^)]*)\) from (.+) since ([0-9.]+) s$", done.err, re.M)
         self.assertTrue(any("gradient_reducer" in actor or "optimizer_shard" in actor for actor, *_ in waits), done)
         self.assertTrue(any("rank 1" in peer for *_, peer, _ in waits), done)
@@ -123,8 +129,7 @@ class Faults(program.ProgramTest):
                     self.assertEqual(done.code, 74, done)
                     self.assertEqual(len(done.causes()), 1, done)
                     self.assertRegex(done.causes()[0], rf"^error: rank 0: .*{name}.*No space left on device")
-                    for path in (disk / name).iterdir():
-                        path.unlink()
+                    shutil.rmtree(disk / name)
         finally:
             subprocess.run(["umount", disk], check=True)
 

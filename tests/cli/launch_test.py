@@ -31,14 +31,11 @@ class Launches(program.ProgramTest):
             self.command = program_of_test
 
     def refused(self, line, *parts):
-        for _ in range(3):  # a busy machine may take its time once
-            done = self.run_line(line)
-            if done.seconds < 2:
-                break
+        done = self.run_line(line)
         self.assertEqual((done.code, len(done.causes())), (78, 1), done)
         for part in parts:
             self.assertIn(part, done.causes()[0])
-        self.assertLess(done.seconds, 10, done)
+        self.assertLess(done.seconds, 10, done)  # half a second on a machine that is not busy, or 1.5 to look for a folder
         return done
 
     def data(self):

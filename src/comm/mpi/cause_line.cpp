@@ -17,9 +17,13 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include "src/base/rank_log.h"
+#include "src/rt/watchdog.h"
 
 namespace llm {
 namespace {
+
+constexpr double log_seconds = 0.5;
 
 /// Names the job to itself: mpirun and srun give every rank the same namespace. A process started
 /// alone has its own.
@@ -82,6 +86,8 @@ void print_cause_line(int rank, std::string_view message) {
   std::fflush(stdout);
   std::fwrite(line.data(), 1, line.size(), stderr);
   std::fflush(stderr);
+  // The disk of the log may be what failed.
+  run_at_most(log_seconds, [line] { log_aside(line); });
 }
 
 }  // namespace llm

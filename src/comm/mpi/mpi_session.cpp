@@ -17,11 +17,13 @@
 #include <fmt/format.h>
 #include "src/base/check.h"
 #include "src/base/error.h"
+#include "src/base/rank_log.h"
 #include "src/comm/mpi/cause_line.h"
 #include "src/comm/mpi/check_mpi.h"
 #include "src/comm/mpi/communicator.h"
 #include "src/comm/mpi/launch.h"
 #include "src/rt/clock.h"
+#include "src/rt/watchdog.h"
 
 namespace llm {
 namespace {
@@ -42,12 +44,14 @@ int mpi_length(std::size_t n_bytes) {
 // A failed call of MPI is often the echo of a peer's end: mpirun needs less than this to end all.
 constexpr unsigned echo_ms = 1000;
 // Every stalled rank prints its own table before the first one ends them all.
-constexpr unsigned tables_ms = 1500;
+constexpr unsigned tables_ms = 500;
 // Who is not the first waits for the first one's MPI_Abort; after that it ends the job itself.
 constexpr unsigned second_ms = 3000;
 
 // MPI_Abort asks the launcher, which may be behind a link that is down.
 constexpr unsigned abort_seconds = 2;
+// What the disk of a log has for a line: it may be what failed.
+constexpr double log_seconds = 0.5;
 volatile sig_atomic_t abort_code = static_cast<int>(ExitCode::internal);
 
 void pause_ms(unsigned n) {
@@ -269,8 +273,10 @@ void MpiSession::end_stalled(const std::string& message) const {
     print_cause_line(rank_, message);
     if (n_ranks_ > 1) pause_ms(tables_ms);
   } else {
-    std::fputs(fmt::format("rank {}: {}\n", rank_, message).c_str(), stderr);
+    const std::string line = fmt::format("rank {}: {}\n", rank_, message);
+    std::fputs(line.c_str(), stderr);
     std::fflush(nullptr);
+    run_at_most(log_seconds, [line] { log_aside(line); });
     pause_ms(second_ms);
   }
   // MPI's calls but for MPI_Abort belong to the first thread.
