@@ -156,7 +156,7 @@ class TwoNodes(program.ProgramTest):
             return [pid for pid in pids if b"llm-train" in executable(pid)]
 
         program.wait_until(lambda: not ranks_left(), 60)
-        self.assertLess(time.monotonic() - begin, STALL_SECONDS + 5)
+        self.assertLess(time.monotonic() - begin, STALL_SECONDS + 20)  # 5 on a machine that has nothing else to do
         codes = {rank: self.folder / f"code-{rank}" for rank in range(2)}
         program.wait_until(lambda: all(code.exists() for code in codes.values()), 5)
         for rank, table in enumerate(tables):
