@@ -44,6 +44,7 @@ bool Queue::take_to_wait(Queue& other) {
 }
 
 bool Queue::run_tile() {
+  waits_for_threads_ = false;
   while (!ops_.empty() && ops_.front().is_open) {
     if (!ops_.front().is_open()) return false;
     ops_.pop_front();
@@ -78,9 +79,10 @@ void Queue::run_shared_tile(const Op& op) {
   }
   if (pool_->run_tile()) {
     last_tile_ns_ = now_ns();
-  } else if (!pool_->done() && now_ns() - last_tile_ns_ > spin_ns) {
+  } else if (!pool_->done()) {
+    waits_for_threads_ = true;
     // Other threads of this rank or other ranks may need this core to get done.
-    sched_yield();
+    if (now_ns() - last_tile_ns_ > spin_ns) sched_yield();
   }
   if (!pool_->done()) return;
   if (*op.observer) (*op.observer)(op.name, shared_begin_ns_, now_ns());

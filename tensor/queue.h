@@ -51,6 +51,8 @@ class Queue {
   /// that is so for longer. An exception of a tile leaves through here, once no tile of its op
   /// runs.
   bool run_tile();
+  /// Whether the last run_tile had nothing to run, because other threads run an op's last tiles.
+  bool waits_for_threads() const { return waits_for_threads_; }
   /// Runs everything that is in the queue.
   void finish();
   /// Forgets what is in the queue, and waits for tiles that other threads run.
@@ -85,6 +87,7 @@ class Queue {
   std::atomic<const char*> current_op_{nullptr};
   // Of the op at the head, where the pool shares it.
   bool is_shared_ = false;
+  bool waits_for_threads_ = false;
   std::int64_t shared_begin_ns_ = 0;
   std::int64_t last_tile_ns_ = 0;  ///< end of the last tile on the loop's thread
 };
