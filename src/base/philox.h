@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "src/base/host_device.h"
+
 namespace llm {
 
 /// Philox 4x32-10 (Salmon, Moraes, Dror, Shaw 2011): a pure function from a 128-bit counter and a
@@ -10,7 +12,7 @@ namespace llm {
 /// is drawn and never by who draws it, so that layouts cannot change a draw.
 using PhiloxBlock = std::array<std::uint32_t, 4>;
 
-inline PhiloxBlock philox(PhiloxBlock counter, std::uint64_t key) {
+LLM_HOST_DEVICE inline PhiloxBlock philox(PhiloxBlock counter, std::uint64_t key) {
   auto k0 = static_cast<std::uint32_t>(key);
   auto k1 = static_cast<std::uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
@@ -26,13 +28,13 @@ inline PhiloxBlock philox(PhiloxBlock counter, std::uint64_t key) {
 }
 
 /// 128 random bits for draw number `index` of the stream `key`.
-inline PhiloxBlock philox_at(std::uint64_t key, std::uint64_t index) {
+LLM_HOST_DEVICE inline PhiloxBlock philox_at(std::uint64_t key, std::uint64_t index) {
   return philox({static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32), 0, 0},
                 key);
 }
 
 /// Folds `value` into a key: one Philox round trip, so that close values give unrelated streams.
-inline std::uint64_t mix_key(std::uint64_t key, std::uint64_t value) {
+LLM_HOST_DEVICE inline std::uint64_t mix_key(std::uint64_t key, std::uint64_t value) {
   const PhiloxBlock block = philox(
       {static_cast<std::uint32_t>(value), static_cast<std::uint32_t>(value >> 32), 0x6C6C6D, 1},
       key);
@@ -53,7 +55,7 @@ inline std::uint64_t mix_key(std::uint64_t key, std::string_view name) {
 }
 
 /// A number in [0, 1) with 24 bits, from 32 random bits.
-inline float uniform_from(std::uint32_t bits) {
+LLM_HOST_DEVICE inline float uniform_from(std::uint32_t bits) {
   return static_cast<float>(bits >> 8) * 0x1p-24f;
 }
 

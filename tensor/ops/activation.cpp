@@ -1,76 +1,31 @@
 #include "tensor/ops/activation.h"
 
-#include <cmath>
-#include <numbers>
+#include <algorithm>
 
 #include "tensor/ops/activation_kernels.h"
+#include "tensor/ops/activation_value.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/tiles.h"
 
 namespace llm {
 namespace plain {
-namespace {
-
-struct ValueAndSlope {
-  float value;
-  float slope;
-};
-
-ValueAndSlope gelu(float x) {
-  const float cdf = 0.5f * (1 + std::erf(x * std::numbers::sqrt2_v<float> / 2));
-  const float density =
-      std::exp(-0.5f * x * x) * std::numbers::inv_sqrtpi_v<float> / std::numbers::sqrt2_v<float>;
-  return {x * cdf, cdf + x * density};
-}
-
-ValueAndSlope gelu_tanh(float x) {
-  const float root = std::sqrt(2 / std::numbers::pi_v<float>);
-  const float tanh = std::tanh(root * (x + 0.044715f * x * x * x));
-  const float inner_slope = root * (1 + 3 * 0.044715f * x * x);
-  return {0.5f * x * (1 + tanh), 0.5f * (1 + tanh) + 0.5f * x * (1 - tanh * tanh) * inner_slope};
-}
-
-ValueAndSlope silu(float x) {
-  const float sigmoid = 1 / (1 + std::exp(-x));
-  return {x * sigmoid, sigmoid * (1 + x * (1 - sigmoid))};
-}
-
-ValueAndSlope relu(float x) {
-  return {x > 0 ? x : 0, x > 0 ? 1.0f : 0.0f};
-}
-
-ValueAndSlope apply(Activation f, float x) {
-  switch (f) {
-    case Activation::gelu:
-      return gelu(x);
-    case Activation::gelu_tanh:
-      return gelu_tanh(x);
-    case Activation::silu:
-      return silu(x);
-    case Activation::relu:
-      return relu(x);
-  }
-  return {};
-}
-
-}  // namespace
 
 void activation_forward(Activation f, const float* x, float* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] = apply(f, x[i]).value;
+  for (std::int64_t i = 0; i < n; ++i) y[i] = activation_at(f, x[i]).value;
 }
 
 void activation_backward(Activation f, const float* x, const float* dy, float* dx, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) dx[i] = apply(f, x[i]).slope * dy[i];
+  for (std::int64_t i = 0; i < n; ++i) dx[i] = activation_at(f, x[i]).slope * dy[i];
 }
 
 void gated_forward(Activation f, const float* gate, const float* up, float* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] = apply(f, gate[i]).value * up[i];
+  for (std::int64_t i = 0; i < n; ++i) y[i] = activation_at(f, gate[i]).value * up[i];
 }
 
 void gated_backward(Activation f, const float* gate, const float* up, const float* dy, float* dgate,
                     float* dup, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
-    const ValueAndSlope at = apply(f, gate[i]);
+    const ValueAndSlope at = activation_at(f, gate[i]);
     const float dy_i = dy[i];  // dup may be dy
     dgate[i] = dy_i * up[i] * at.slope;
     dup[i] = dy_i * at.value;

@@ -32,13 +32,6 @@ void dropout(std::uint64_t key, float p, std::int64_t first, std::int64_t n, con
 
 }  // namespace plain
 
-std::uint64_t Dropout::key(std::int64_t sample_in_batch) const {
-  std::uint64_t key = mix_key(seed, static_cast<std::uint64_t>(step));
-  key = mix_key(key, static_cast<std::uint64_t>(first_sample + sample_in_batch));
-  key = mix_key(key, static_cast<std::uint64_t>(layer));
-  return mix_key(key, static_cast<std::uint64_t>(site));
-}
-
 namespace {
 
 /// A tile is some rows of one sample, so that it has one key.

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 
+#include "src/base/philox.h"
 #include "tensor/queue.h"
 #include "tensor/view.h"
 
@@ -18,7 +19,12 @@ struct Dropout {
   std::int64_t first_row = 0;     ///< of the batch's rows, where x begins
   std::int32_t layer = 0;
   std::int32_t site = 0;  ///< which dropout of the layer
-  std::uint64_t key(std::int64_t sample_in_batch) const;
+  LLM_HOST_DEVICE std::uint64_t key(std::int64_t sample_in_batch) const {
+    std::uint64_t key = mix_key(seed, static_cast<std::uint64_t>(step));
+    key = mix_key(key, static_cast<std::uint64_t>(first_sample + sample_in_batch));
+    key = mix_key(key, static_cast<std::uint64_t>(layer));
+    return mix_key(key, static_cast<std::uint64_t>(site));
+  }
 };
 
 /// out[r, c] = residual[r, c] + mask * x[r, c] / (1 - p); residual may be empty (then 0), out may

@@ -67,16 +67,15 @@ class Block {
   }
 
   void run() {
-    std::vector<Thread*> ready;
-    for (Thread& thread : threads_) ready.push_back(&thread);
-    while (!ready.empty()) {
-      std::shuffle(ready.begin(), ready.end(), random_);
-      for (Thread* const thread : ready) {
-        running = thread;
-        here = thread->place;
-        thread->fiber.resume();
-      }
-      ready = met();
+    for (Thread& thread : threads_) ready_.push_back(&thread);
+    std::shuffle(ready_.begin(), ready_.end(), random_);
+    const Order order = static_cast<Order>(random_() % 3);
+    while (!ready_.empty()) {
+      Thread& thread = take(order);
+      running = &thread;
+      here = thread.place;
+      thread.fiber.resume();
+      if (!thread.fiber.done()) release_met(thread);
     }
     for (const Thread& thread : threads_) {
       if (!thread.fiber.done()) throw EmulatorError(deadlock());
@@ -92,25 +91,39 @@ class Block {
   static inline Thread* running = nullptr;
 
  private:
-  /// The threads whose meetings are complete.
-  std::vector<Thread*> met() {
-    std::vector<Thread*> all;
-    const bool whole = std::all_of(threads_.begin(), threads_.end(), [](const Thread& thread) {
-      return !thread.fiber.done() && thread.at.kind == Meeting::Kind::block;
-    });
-    for (std::size_t begin = 0; begin < threads_.size(); begin += warp_size) {
-      const std::size_t end = std::min(begin + warp_size, threads_.size());
+  /// Which of the ready threads runs: any, or the one that waits longest, so that all keep pace, or
+  /// the one that was ready last, so that a warp runs far ahead of the others.
+  enum class Order : std::uint8_t { any, even, ahead };
+  Thread& take(Order order) {
+    if (order == Order::any) {
+      std::swap(ready_[random_() % ready_.size()], ready_.back());
+    }
+    Thread& thread = order == Order::even ? *ready_.front() : *ready_.back();
+    order == Order::even ? ready_.pop_front() : ready_.pop_back();
+    return thread;
+  }
+
+  /// Who goes on now that `last` has come to its meeting.
+  void release_met(Thread& last) {
+    std::vector<Thread*> met;
+    if (last.at.kind == Meeting::Kind::block) {
+      if (++n_at_barrier_ < threads_.size()) return;
+      check_same_barrier();
+      n_at_barrier_ = 0;
+      for (Thread& thread : threads_) met.push_back(&thread);
+    } else {
+      const std::size_t begin = last.number / warp_size * warp_size;
+      const std::size_t end = std::min<std::size_t>(begin + warp_size, threads_.size());
+      if (!warp_met(begin, end, last)) return;
       for (std::size_t t = begin; t < end; ++t) {
-        Thread& thread = threads_[t];
-        if (thread.fiber.done()) continue;
-        const bool is_met =
-            thread.at.kind == Meeting::Kind::block ? whole : warp_met(begin, end, thread);
-        if (is_met) all.push_back(&thread);
+        if ((last.at.mask >> (t - begin) & 1U) != 0) met.push_back(&threads_[t]);
       }
     }
-    if (whole) check_same_barrier();
-    for (Thread* const thread : all) thread->at = {};
-    return all;
+    std::shuffle(met.begin(), met.end(), random_);
+    for (Thread* const thread : met) {
+      thread->at = {};
+      ready_.push_back(thread);
+    }
   }
 
   bool warp_met(std::size_t begin, std::size_t end, const Thread& thread) const {
@@ -152,6 +165,8 @@ class Block {
   std::mt19937_64& random_;
   std::vector<std::byte> dynamic_;
   std::deque<Thread> threads_;
+  std::deque<Thread*> ready_;
+  std::size_t n_at_barrier_ = 0;
 };
 
 void meet(Meeting meeting) {

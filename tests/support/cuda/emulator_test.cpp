@@ -120,6 +120,26 @@ TEST_CASE(
   CHECK(n_wrong > 15);
 }
 
+TEST_CASE("a warp that runs ahead is found to write what others have not read") {
+  for (const bool has_barrier : {true, false}) {
+    int n_wrong = 0;
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+      run({1}, {128}, seed, [&] {
+        __shared__ unsigned part[4];
+        for (unsigned round = 1; round <= 3; ++round) {
+          if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = round;
+          __syncthreads();
+          const unsigned sum = part[0] + part[1] + part[2] + part[3];
+          if (has_barrier) __syncthreads();
+          __syncwarp();
+          n_wrong += sum != 4 * round ? 1 : 0;
+        }
+      });
+    }
+    CHECK((n_wrong > 0) == !has_barrier);
+  }
+}
+
 TEST_CASE("a shuffle gives another lane's value, and its own outside of the warp") {
   std::vector<unsigned> down(48);
   std::vector<unsigned> swapped(48);

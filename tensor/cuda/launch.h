@@ -1,0 +1,77 @@
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "src/base/check.h"
+
+/// How this project's kernels are launched, and what they share. Every sum has one order, which
+/// follows from the op's shape alone; no kernel adds by atomics.
+namespace llm::cuda {
+
+inline constexpr unsigned block_threads = 256;
+inline constexpr std::uint32_t all_lanes = 0xFFFFFFFFu;
+inline constexpr unsigned lanes = 32;
+
+inline void check(cudaError_t error, const char* call) {
+  CHECK_CONTRACT(error == cudaSuccess, std::string(call) + ": " + cudaGetErrorString(error));
+}
+
+struct Grid {
+  std::int64_t n_blocks = 1;
+  unsigned n_threads = block_threads;  ///< of each block
+  unsigned shared_bytes = 0;
+};
+
+template <typename... Parameters, typename... Arguments>
+void launch(cudaStream_t stream, const Grid& grid, void (*kernel)(Parameters...),
+            Arguments&&... arguments) {
+  if (grid.n_blocks == 0) return;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3{static_cast<unsigned>(grid.n_blocks)};
+  config.blockDim = dim3{grid.n_threads};
+  config.dynamicSmemBytes = grid.shared_bytes;
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), "a launch");
+}
+
+/// Blocks for n elements, each thread's a stride of the grid apart.
+inline Grid grid_of(std::int64_t n) {
+  constexpr std::int64_t most_blocks = 4096;  // several on each multiprocessor of today's devices
+  const std::int64_t n_blocks = (n + block_threads - 1) / block_threads;
+  return {n_blocks < most_blocks ? n_blocks : most_blocks};
+}
+
+__device__ inline std::int64_t first_element() {
+  return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+__device__ inline std::int64_t element_stride() {
+  return static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+}
+
+/// The launch's shared memory.
+template <typename T>
+__device__ T* shared() {
+#ifdef LLM_EMULATED_CUDA
+  return reinterpret_cast<T*>(emulator::dynamic_shared());
+#else
+  extern __shared__ unsigned char shared_bytes[];
+  return reinterpret_cast<T*>(shared_bytes);
+#endif
+}
+
+/// The sum of all threads' x, on each of them: lanes in halves, then warps in order. A block is
+/// whole warps; `partials` has room for one float a warp and is free again after the call.
+__device__ inline float block_sum(float x, float* partials) {
+  for (unsigned half = lanes / 2; half > 0; half /= 2) x += __shfl_xor_sync(all_lanes, x, half);
+  if (threadIdx.x % lanes == 0) partials[threadIdx.x / lanes] = x;
+  __syncthreads();
+  float sum = 0;
+  for (unsigned warp = 0; warp < blockDim.x / lanes; ++warp) sum += partials[warp];
+  __syncthreads();
+  return sum;
+}
+
+}  // namespace llm::cuda

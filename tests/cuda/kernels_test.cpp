@@ -1,0 +1,292 @@
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <deque>
+#include <functional>
+#include <string>
+
+#include "tensor/cuda/ops.h"
+#include "tensor/ops/elementwise.h"
+#include "tests/cuda/device_copy.h"
+
+using namespace llm;
+using namespace llm::test;
+
+namespace {
+
+constexpr Dtype compute_dtypes[] = {Dtype::f32, Dtype::bf16, Dtype::f16};
+constexpr std::uint64_t n_seeds = 4;
+
+/// One op on the CPU and on the device, with equal inputs.
+class Twice {
+ public:
+  /// What an op reads, and writes in place.
+  MutView operator()(const Values& values) {
+    if (on_device_ == nullptr) return values.view;
+    if (on_device_views_.size() == n_used_) on_device_views_.push_back(on_device_->upload(values));
+    return on_device_views_[n_used_++];
+  }
+  using Op = std::function<void(Twice&, cudaStream_t device, Queue* cpu)>;
+  /// Runs it in both places; then compares `out`, which the op was given as number `index` of its
+  /// values, within `tolerance` of the largest element.
+  static void check(const Op& op, const std::deque<Values*>& all, const std::vector<Values*>& outs,
+                    double tolerance) {
+    for (std::uint64_t seed = 0; seed < n_seeds; ++seed) {
+      DeviceRig rig(seed);
+      std::vector<MutView> there;
+      for (Values* const values : all) there.push_back(rig.upload(*values));
+      Twice device;
+      device.on_device_ = &rig;
+      device.on_device_views_ = there;
+      op(device, rig.stream, nullptr);
+      std::vector<std::vector<float>> got;
+      for (Values* const out : outs) {
+        const auto index =
+            static_cast<std::size_t>(std::find(all.begin(), all.end(), out) - all.begin());
+        Values copy(0, out->view.dtype(), out->view.shape());
+        rig.download(there[index], copy);
+        std::vector<float>& values = got.emplace_back();
+        for (std::int64_t i = 0; i < copy.view.n_elements(); ++i) values.push_back(copy[i]);
+      }
+      results_.push_back(std::move(got));
+    }
+    Twice cpu;
+    Queue queue;
+    op(cpu, nullptr, &queue);
+    queue.finish();
+    for (const auto& got : results_) {
+      for (std::size_t o = 0; o < outs.size(); ++o) compare(got[o], *outs[o], tolerance, o);
+    }
+    results_.clear();
+  }
+
+ private:
+  static void compare(const std::vector<float>& got, const Values& wanted, double tolerance,
+                      std::size_t number) {
+    INFO("output " << number);
+    double largest = 0;
+    double difference = 0;
+    for (std::int64_t i = 0; i < wanted.view.n_elements(); ++i) {
+      const double x = got[static_cast<std::size_t>(i)];
+      largest = std::max(largest, std::fabs(double{wanted[i]}));
+      difference = std::max(difference, std::isnan(x) ? 1e30 : std::fabs(x - double{wanted[i]}));
+    }
+    REQUIRE(difference <= tolerance * largest);
+  }
+  static inline std::vector<std::vector<std::vector<float>>> results_;
+  DeviceRig* on_device_ = nullptr;
+  std::vector<MutView> on_device_views_;
+  std::size_t n_used_ = 0;
+};
+
+double rounding_of(Dtype dtype) {
+  return dtype == Dtype::f32 ? 2e-6 : dtype == Dtype::bf16 ? 8e-3 : 1e-3;
+}
+
+}  // namespace
+
+TEST_CASE("on a device copies, conversions, fills and additions have the CPU's bits") {
+  for (const Dtype from : compute_dtypes) {
+    for (const Dtype to : compute_dtypes) {
+      INFO(name_of(from) << " to " << name_of(to));
+      Values x(1, from, {37, 19});
+      Values y(2, to, {37, 19});
+      Twice::check(
+          [&](Twice& of, cudaStream_t device, Queue* cpu) {
+            const MutView a = of(x);
+            const MutView b = of(y);
+            cpu ? convert(*cpu, a, b) : cuda::convert(device, a, b);
+          },
+          {&x, &y}, {&y}, 0);
+      Values sum(3, to, {37, 19});
+      Twice::check(
+          [&](Twice& of, cudaStream_t device, Queue* cpu) {
+            const MutView a = of(x);
+            const MutView b = of(sum);
+            cpu ? add(*cpu, a, b) : cuda::add(device, a, b);
+          },
+          {&x, &sum}, {&sum}, 0);
+    }
+    Values bias(4, Dtype::f32, {19});
+    Values y(5, from, {37, 19});
+    Values z(6, from, {37, 19});
+    Twice::check(
+        [&](Twice& of, cudaStream_t device, Queue* cpu) {
+          const MutView a = of(bias);
+          const MutView b = of(y);
+          const MutView c = of(z);
+          cpu ? fill(*cpu, 0.3f, b) : cuda::fill(device, 0.3f, b);
+          cpu ? add_rows(*cpu, a, b) : cuda::add_rows(device, a, b);
+          cpu ? copy(*cpu, b, c) : cuda::copy(device, b, c);
+        },
+        {&bias, &y, &z}, {&y, &z}, 0);
+  }
+}
+
+TEST_CASE("on a device activations and gated units agree with the CPU's") {
+  for (const Dtype dtype : compute_dtypes) {
+    for (const Activation f :
+         {Activation::gelu, Activation::gelu_tanh, Activation::silu, Activation::relu}) {
+      INFO(name_of(dtype) << ", activation " << static_cast<int>(f));
+      Values x(1, dtype, {29, 33}), up(2, dtype, {29, 33}), dy(3, dtype, {29, 33});
+      Values y(0, dtype, {29, 33}), dx(0, dtype, {29, 33}), z(0, dtype, {29, 33});
+      Values dgate(0, dtype, {29, 33}), dup(0, dtype, {29, 33});
+      Twice::check(
+          [&](Twice& of, cudaStream_t device, Queue* cpu) {
+            const MutView a = of(x), b = of(up), c = of(dy), out = of(y), d = of(dx), e = of(z),
+                          g = of(dgate), h = of(dup);
+            if (cpu) {
+              activation_forward(*cpu, f, a, out);
+              activation_backward(*cpu, f, a, c, d);
+              gated_forward(*cpu, f, a, b, e);
+              gated_backward(*cpu, f, a, b, c, g, h);
+            } else {
+              cuda::activation_forward(device, f, a, out);
+              cuda::activation_backward(device, f, a, c, d);
+              cuda::gated_forward(device, f, a, b, e);
+              cuda::gated_backward(device, f, a, b, c, g, h);
+            }
+          },
+          {&x, &up, &dy, &y, &dx, &z, &dgate, &dup}, {&y, &dx, &z, &dgate, &dup},
+          rounding_of(dtype));
+    }
+  }
+}
+
+TEST_CASE("on a device AdamW agrees with the CPU's, and sums of squares have its bits") {
+  const AdamwStep step{.lr = 1e-2f,
+                       .beta1 = 0.9f,
+                       .beta2 = 0.95f,
+                       .epsilon = 1e-8f,
+                       .weight_decay = 0.1f,
+                       .t = 3,
+                       .grad_scale = 0.7f};
+  for (const std::int64_t n : {1, 255, 5000, 12'288}) {
+    for (const Dtype dtype : compute_dtypes) {
+      INFO(n << " elements, copy in " << name_of(dtype));
+      Values grads(1, Dtype::f32, {n}), w(2, Dtype::f32, {n}), m(3, Dtype::f32, {n});
+      Values v(4, Dtype::f32, {n}), rounded(5, dtype, {n});
+      for (std::int64_t i = 0; i < n; ++i) v.view.as<float>()[i] = std::fabs(v[i]);
+      Twice::check(
+          [&](Twice& of, cudaStream_t device, Queue* cpu) {
+            const MutView a = of(grads), b = of(w), c = of(m), d = of(v), e = of(rounded);
+            cpu ? adamw(*cpu, step, a, b, c, d, e) : cuda::adamw(device, step, a, b, c, d, e);
+          },
+          {&grads, &w, &m, &v, &rounded}, {&w, &m, &v, &rounded}, rounding_of(dtype));
+    }
+    const std::int64_t n_chunks = (n + norm_chunk_elements - 1) / norm_chunk_elements;
+    const Values x(6, Dtype::f32, {n});
+    const Values cpu_sums(0, Dtype::f64, {n_chunks});
+    const Values device_sums(0, Dtype::f64, {n_chunks});
+    Queue queue;
+    sum_of_squares(queue, x, cpu_sums);
+    queue.finish();
+    for (std::uint64_t seed = 0; seed < n_seeds; ++seed) {
+      DeviceRig rig(seed);
+      const MutView sums = rig.upload(device_sums);
+      cuda::sum_of_squares(rig.stream, rig.upload(x), sums);
+      rig.download(sums, device_sums);
+      for (std::int64_t c = 0; c < n_chunks; ++c) {
+        REQUIRE(device_sums.view.as<double>()[c] == cpu_sums.view.as<double>()[c]);
+      }
+    }
+  }
+}
+
+TEST_CASE("on a device dropout has the CPU's bits, whatever rows a rank has") {
+  for (const Dtype dtype : compute_dtypes) {
+    for (const std::int64_t width : {1, 7, 64}) {
+      for (const bool has_residual : {true, false}) {
+        INFO(name_of(dtype) << ", width " << width);
+        const Dropout of_layer{.p = 0.3f,
+                               .seed = 9,
+                               .step = 4,
+                               .first_sample = 11,
+                               .first_row = 3,
+                               .layer = 2,
+                               .site = 1};
+        Values x(1, dtype, {17, width}), residual(2, dtype, {17, width}), y(0, dtype, {17, width});
+        Twice::check(
+            [&](Twice& of, cudaStream_t device, Queue* cpu) {
+              const MutView a = of(x), b = of(residual), c = of(y);
+              const View added = has_residual ? View(b) : View();
+              cpu ? dropout_forward(*cpu, of_layer, 5, a, added, c)
+                  : cuda::dropout(device, of_layer, 5, a, added, c);
+            },
+            {&x, &residual, &y}, {&y}, 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("on a device embeddings have the CPU's bits, forward and backward, of parts too") {
+  for (const Dtype dtype : compute_dtypes) {
+    for (const bool is_part : {false, true}) {
+      INFO(name_of(dtype) << (is_part ? ", part" : ""));
+      constexpr std::int64_t n = 24, seq_len = 8, width = 21, n_rows = 13;
+      const TablePart part{is_part ? 6 : 0, is_part ? n_rows : 0};
+      const std::int64_t n_own = is_part ? 5 : n_rows;
+      Values tokens(0, Dtype::i32, {n});
+      for (std::int64_t i = 0; i < n; ++i) {
+        tokens.view.as<std::int32_t>()[i] = static_cast<std::int32_t>(i * 7 % n_rows);
+      }
+      Values table(1, dtype, {n_own, width}), positions(2, dtype, {seq_len, width});
+      Values y(0, dtype, {n, width}), dy(3, dtype, {n, width});
+      Values dtable(4, Dtype::f32, {n_own, width}), dpositions(5, Dtype::f32, {seq_len, width});
+      Twice::check(
+          [&](Twice& of, cudaStream_t device, Queue* cpu) {
+            const MutView t = of(tokens), w = of(table), p = of(positions), out = of(y), d = of(dy),
+                          dw = of(dtable), dp = of(dpositions);
+            if (cpu) {
+              if (is_part) {
+                embedding_part_forward(*cpu, t, w, part.first_row, part.n_rows, out);
+                add_positions(*cpu, p, seq_len, 0, out);
+              } else {
+                embedding_forward(*cpu, t, w, p, seq_len, out);
+              }
+              embedding_backward(*cpu, t, d, seq_len, Write::add, dw, dp, part);
+            } else {
+              cuda::embedding_forward(device, t, w, p, seq_len, out, part);
+              cuda::embedding_backward(device, t, d, seq_len, dw, dp, part);
+            }
+          },
+          {&tokens, &table, &positions, &y, &dy, &dtable, &dpositions}, {&y, &dtable, &dpositions},
+          0);
+    }
+  }
+}
+
+TEST_CASE("on a device the norms agree with the CPU's, forward and backward, in every order") {
+  for (const Dtype dtype : compute_dtypes) {
+    for (const bool is_rms : {false, true}) {
+      for (const Write write : {Write::set, Write::add}) {
+        INFO(name_of(dtype) << (is_rms ? ", RMS" : ""));
+        constexpr std::int64_t n = 6, width = 300;
+        Values x(1, dtype, {n, width}), weight(2, Dtype::f32, {width}),
+            bias(3, Dtype::f32, {width});
+        Values y(0, dtype, {n, width}), mean(0, Dtype::f32, {n}), rstd(0, Dtype::f32, {n});
+        Values dy(4, dtype, {n, width}), dx(5, dtype, {n, width});
+        Values dweight(6, Dtype::f32, {width}), dbias(7, Dtype::f32, {width});
+        Twice::check(
+            [&](Twice& of, cudaStream_t device, Queue* cpu) {
+              const MutView a = of(x), w = of(weight), b = of(bias), out = of(y), m = of(mean),
+                            s = of(rstd), d = of(dy), g = of(dx), dw = of(dweight), db = of(dbias);
+              if (cpu && is_rms) {
+                rms_norm_forward(*cpu, a, w, 1e-5f, out, s);
+                rms_norm_backward(*cpu, a, w, s, d, write, g, write, dw);
+              } else if (cpu) {
+                layer_norm_forward(*cpu, a, w, b, 1e-5f, out, m, s);
+                layer_norm_backward(*cpu, a, w, m, s, d, write, g, write, dw, db);
+              } else if (is_rms) {
+                cuda::rms_norm_forward(device, a, w, 1e-5f, out, s);
+                cuda::rms_norm_backward(device, a, w, s, d, write, g, write, dw);
+              } else {
+                cuda::layer_norm_forward(device, a, w, b, 1e-5f, out, m, s);
+                cuda::layer_norm_backward(device, a, w, m, s, d, write, g, write, dw, db);
+              }
+            },
+            {&x, &weight, &bias, &y, &mean, &rstd, &dy, &dx, &dweight, &dbias},
+            {&y, &rstd, &dx, &dweight, &dbias}, rounding_of(dtype));
+      }
+    }
+  }
+}
