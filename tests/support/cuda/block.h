@@ -29,9 +29,10 @@ struct Launch {
 
 /// Runs a grid on the calling thread: its blocks one after the other in an order drawn from `seed`,
 /// a block's threads as fibers that run from one meeting (a barrier, a shuffle) to the next in a
-/// drawn order, in some blocks a warp far ahead of the others. So what depends on an order that CUDA
-/// does not promise differs from seed to seed. Shared memory begins with every byte 0xFF. Throws EmulatorError for what is
-/// undefined: threads of a block at different meetings, or some of them at none.
+/// drawn order, in some blocks a warp far ahead of the others. So what depends on an order that
+/// CUDA does not promise differs from seed to seed. Shared memory begins with every byte 0xFF.
+/// Throws EmulatorError for what is undefined: threads of a block at different meetings, or some of
+/// them at none.
 void run_grid(const Launch& launch, std::uint64_t seed);
 
 /// Of the thread that runs; the kernel's built-in variables.
