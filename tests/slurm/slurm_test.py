@@ -31,7 +31,7 @@ class Slurm(program.ProgramTest):
 
     def setUp(self):
         super().setUp()
-        self.environment |= {"SLURM_CONF": f"{self.cluster.folder}/slurm.conf", "PATH": cluster.PATH,
+        self.environment |= {"SLURM_CONF": f"{self.cluster.folder}/slurm.conf", "PATH": cluster.PATH, "SLURM_PMIX_FENCE": "tree",
                              "LLM_TRAIN": str(program.PROGRAM), "CONFIG": "tiny.yaml"}
         self.write("tiny.yaml", "training:\n  seed: 42\n")
         self.data = f"data.dataset_path={self.text()}"
