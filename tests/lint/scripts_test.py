@@ -93,6 +93,30 @@ class Scripts(unittest.TestCase):
         self.assertIn("slurm-wlm", missing[1])
         self.assertIn("meson", missing[0])
 
+    def install(self, broken):
+        """install_missing on a machine with nothing, whose apt-get cannot install the packages `broken`."""
+        self.stand_in(self.bin / "dpkg-query", "for name in \"$@\"; do echo \"un |$name|\"; done")
+        self.stand_in(self.bin / "apt-get", f'case "$*" in *install*\\ {broken}\\ *|*install*\\ {broken}) exit 100 ;; esac; '
+                      f'echo "$@" >> {self.bin}/installed')
+        self.stand_in(self.bin / "id", "echo 0")
+        self.stand_in(self.bin / "env", 'shift; exec "$@"')
+        for tool in ("mktemp", "sort"):
+            (self.bin / tool).symlink_to(shutil.which(tool))
+        return subprocess.run([shutil.which("bash"), "-c", ". scripts/packages.sh; install_missing build full; echo goes on"],
+                              cwd=self.root, env={"PATH": str(self.bin)}, capture_output=True, text=True)
+
+    def test_a_package_that_cannot_be_had_matters_where_the_build_needs_it(self):
+        run = self.install("chromium")
+        self.assertEqual((run.returncode, run.stdout), (0, "goes on\n"), run)
+        self.assertIn("apt-get could not install: slurm-wlm munge chromium; the whole output is in ", run.stderr)
+        self.assertTrue(run.stderr.endswith("Only some tests need these; they are skipped.\n"), run)
+        self.assertIn("meson", (self.bin / "installed").read_text())
+
+    def test_a_package_that_the_build_needs_and_cannot_be_had_ends_it(self):
+        run = self.install("meson")
+        self.assertEqual((run.returncode, run.stdout), (78, ""), run)
+        self.assertIn("load or install what scripts/packages.sh lists", run.stderr)
+
     def count(self, status, *tests):
         log = pathlib.Path(self.folder.name) / "log.json"
         log.write_text("\n".join(json.dumps(test) for test in tests))
