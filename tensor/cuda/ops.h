@@ -3,6 +3,7 @@
 
 #include "tensor/ops/activation.h"
 #include "tensor/ops/adamw.h"
+#include "tensor/ops/attention.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/norm.h"
@@ -13,7 +14,8 @@ using cudaStream_t = struct CUstream_st*;
 /// The ops of tensor/ops/NAME.h on a device: each puts its kernels into a stream. Arguments are as
 /// there, checked by the caller, and all views lie on the device. Where the plain body of an op is
 /// its definition to the bit (copies, conversions, additions, dropout, AdamW, sums of squares,
-/// embeddings), these give its bits; norms and activations agree to rounding.
+/// embeddings), these give its bits; the others agree to rounding. Products and attention are the
+/// plain kernels, which every device and the emulator can run.
 namespace llm::cuda {
 
 void copy(cudaStream_t stream, View x, MutView y);
@@ -43,6 +45,21 @@ void embedding_forward(cudaStream_t stream, View tokens, View table, View positi
 /// Adds to dtable and dpositions; either may be empty. What is to be set is filled with 0 before.
 void embedding_backward(cudaStream_t stream, View tokens, View dy, std::int64_t seq_len,
                         MutView dtable, MutView dpositions, TablePart part = {});
+
+void linear_forward(cudaStream_t stream, View x, View weight, View bias, MutView y);
+void linear_backward_input(cudaStream_t stream, View dy, View weight, Write write, MutView dx);
+void linear_backward_weight(cudaStream_t stream, View x, View dy, Write write, MutView dweight,
+                            MutView dbias);
+
+void rope(cudaStream_t stream, AttentionShape shape, float theta, bool is_backward, MutView qkv);
+void attention_forward(cudaStream_t stream, AttentionShape shape, View qkv, const Dropout& dropout,
+                       MutView out, MutView log_sum_exp);
+void attention_backward(cudaStream_t stream, AttentionShape shape, View qkv, View out,
+                        View log_sum_exp, View dout, const Dropout& dropout, MutView dqkv);
+
+/// cross_entropy_forward, with an empty dlogits, or _forward_backward. Labels are checked before.
+void cross_entropy(cudaStream_t stream, View labels, float scale, View logits, MutView dlogits,
+                   MutView losses);
 
 void layer_norm_forward(cudaStream_t stream, View x, View weight, View bias, float epsilon,
                         MutView y, MutView mean, MutView rstd);

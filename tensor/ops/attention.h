@@ -1,4 +1,5 @@
 #pragma once
+#include "src/base/host_device.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/scratch.h"
 #include "tensor/queue.h"
@@ -16,8 +17,8 @@ struct AttentionShape {
   std::int64_t n_kv_heads;
   std::int64_t head_dim;
   std::int64_t first_head = 0;  ///< what dropout calls head 0, where other ranks have others
-  std::int64_t qkv_width() const { return (n_heads + 2 * n_kv_heads) * head_dim; }
-  std::int64_t n_tokens() const { return batch * seq_len; }
+  LLM_HOST_DEVICE std::int64_t qkv_width() const { return (n_heads + 2 * n_kv_heads) * head_dim; }
+  LLM_HOST_DEVICE std::int64_t n_tokens() const { return batch * seq_len; }
 };
 
 /// Rotary positions (Su et al. 2021) on queries and keys in place, in the rotate-half order of

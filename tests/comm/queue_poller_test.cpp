@@ -22,6 +22,8 @@ Task<> waits(Event& event) {
 
 TEST_CASE("a loop waits for another thread's tile, and no longer than its stall timeout") {
   for (const bool ends : {true, false}) {
+    std::atomic<bool> elsewhere{false};
+    std::atomic<bool> let_go{ends};
     Loop loop(
         {.stall_warning_seconds = 0, .stall_timeout_seconds = ends ? 60.0 : 0.05, .warn = {}});
     ThreadPool pool(2);
@@ -29,8 +31,6 @@ TEST_CASE("a loop waits for another thread's tile, and no longer than its stall 
     QueuePoller poller(queue, 1);
     loop.add_poller(poller);
     const std::thread::id here = std::this_thread::get_id();
-    std::atomic<bool> elsewhere{false};
-    std::atomic<bool> let_go{ends};
     queue.tiles("op", 2, [&](std::int64_t) {
       if (std::this_thread::get_id() == here) {
         while (!elsewhere) std::this_thread::yield();  // leave one to the other thread
