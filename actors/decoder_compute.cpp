@@ -94,10 +94,7 @@ ComputeBytes compute_bytes(const ModelConfig& config, const DecoderCompute::Plan
     bytes.deltas = std::max(bytes.deltas, n_blocks * of_block);
   }
   if (plan.recompute == Recompute::block) bytes.recomputed = recomputed;
-  if (plan.has_pairs) {
-    bytes.recomputed *= 2;
-    bytes.scratch *= 2;
-  }
+  if (plan.has_pairs) bytes.n_rooms = 2;
   return bytes;
 }
 
@@ -122,10 +119,8 @@ DecoderCompute::DecoderCompute(Queue& queue, Plan plan, const Decoder& decoder, 
     tied_.emplace(state_, tied_accumulation(plan_.accumulation), plan_.n_pending_leaves);
   }
   const ComputeBytes bytes = compute_bytes(config, plan_);
-  const int n_rooms = plan_.has_pairs ? 2 : 1;
-  for (int i = 0; i < n_rooms; ++i) {
-    rooms_[static_cast<std::size_t>(i)] = {Arena(bytes.scratch / n_rooms),
-                                           Arena(bytes.recomputed / n_rooms)};
+  for (int i = 0; i < bytes.n_rooms; ++i) {
+    rooms_[static_cast<std::size_t>(i)] = {Arena(bytes.scratch), Arena(bytes.recomputed)};
   }
   if (plan_.has_pairs) alternation_.emplace(queue_, pair_names);
   saved_bytes_ = bytes.saved;
@@ -220,8 +215,8 @@ void DecoderCompute::release_held(std::vector<std::int64_t>& held) {
 std::vector<std::int64_t> DecoderCompute::layers_of(int chunk, Action::Kind kind) const {
   const Range layers = plan_.chunks[static_cast<std::size_t>(chunk)];
   std::vector<std::int64_t> all = layers_read(decoder_.config(), layers, kind);
-  const bool is_whole = kind == Action::Kind::backward || kind == Action::Kind::backward_input;
-  if (is_whole && has(chunk, embedding_layer)) all.push_back(embedding_layer);
+  const bool gives_input = kind == Action::Kind::backward || kind == Action::Kind::backward_input;
+  if (gives_input && has(chunk, embedding_layer)) all.push_back(embedding_layer);
   return all;
 }
 

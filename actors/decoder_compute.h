@@ -164,8 +164,9 @@ std::vector<std::int64_t> layers_validated(const ModelConfig& config, Range laye
 struct ComputeBytes {
   std::int64_t saved = 0;       ///< of the largest chunk, between forward and backward
   std::int64_t deltas = 0;      ///< of the largest chunk, between the halves of a backward
-  std::int64_t recomputed = 0;  ///< of one block, or two where there are pairs
-  std::int64_t scratch = 0;     ///< the same
+  std::int64_t recomputed = 0;  ///< of one block, in each room
+  std::int64_t scratch = 0;     ///< in each room
+  int n_rooms = 1;              ///< 2 where there are pairs
 };
 ComputeBytes compute_bytes(const ModelConfig& config, const DecoderCompute::Plan& plan);
 

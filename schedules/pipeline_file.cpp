@@ -71,10 +71,8 @@ class RankCheck {
   /// Of schedule_[i] and the next one, where they are a pair.
   std::string fault_of_pair(std::size_t i) {
     if (!schedule_[i].beside_next) return "";
-    const Schedule pair(schedule_.begin() + static_cast<std::ptrdiff_t>(i),
-                        schedule_.begin() + std::min<std::ptrdiff_t>(
-                                                static_cast<std::ptrdiff_t>(i) + 2,
-                                                static_cast<std::ptrdiff_t>(schedule_.size())));
+    Schedule pair{schedule_[i]};
+    if (i + 1 < schedule_.size()) pair.push_back(schedule_[i + 1]);
     const Action& first = pair.front();
     const Action& second = pair.back();
     const bool is_other = first.microbatch != second.microbatch || first.chunk != second.chunk;

@@ -9,6 +9,7 @@
 #include "src/rt/clock.h"
 
 namespace llm {
+
 std::string name_of(MessageKind kind) {
   switch (kind) {
     case MessageKind::activation:

@@ -108,10 +108,11 @@ void add_activations(std::vector<LedgerEntry>& ledger, const Settings& s, int ra
   add(ledger, LedgerKind::activations,
       "between halves of backward, " + several(n_split, "microbatch", "es"),
       n_split * bytes.deltas);
-  add(ledger, LedgerKind::activations, "recomputed activations of one block", bytes.recomputed);
+  add(ledger, LedgerKind::activations, "recomputed activations of one block",
+      bytes.n_rooms * bytes.recomputed);
   add(ledger, LedgerKind::activations, "gradients and activations between stages",
       stage_buffer_bytes(stage_plan(s, rank)));
-  add(ledger, LedgerKind::other, "scratch of one layer", bytes.scratch);
+  add(ledger, LedgerKind::other, "scratch of one layer", bytes.n_rooms * bytes.scratch);
   add(ledger, LedgerKind::other, "table of positions", position_table_bytes(model_of(s, rank)));
 }
 

@@ -41,6 +41,17 @@ struct Call {
   }
 };
 
+/// What a block of a grid over samples, heads and positions has.
+struct Place {
+  std::int64_t sample;
+  std::int64_t head;
+  std::int64_t position;
+};
+__device__ Place place_of(const AttentionShape& shape, std::int64_t n_heads) {
+  return {blockIdx.x / (shape.seq_len * n_heads), blockIdx.x / shape.seq_len % n_heads,
+          blockIdx.x % shape.seq_len};
+}
+
 /// Element threadIdx.x of a head, 0 beyond it.
 template <typename T>
 __device__ float element(const Call& call, const T* x, std::int64_t begin) {
@@ -51,9 +62,7 @@ template <typename T>
 __global__ void forward_kernel(Call call, const T* qkv, T* out, float* log_sum_exp) {
   auto* const partials = shared<float>();
   const AttentionShape& s = call.shape;
-  const std::int64_t t = blockIdx.x % s.seq_len;
-  const std::int64_t head = blockIdx.x / s.seq_len % s.n_heads;
-  const std::int64_t sample = blockIdx.x / (s.seq_len * s.n_heads);
+  const auto [sample, head, t] = place_of(s, s.n_heads);
   const std::int64_t kv_head = head / call.group();
   const float query = element(call, qkv, call.in_qkv(call.token(sample, t), 0, head));
   float largest = -INFINITY;
@@ -117,9 +126,7 @@ __global__ void query_kernel(Call call, const T* qkv, const T* out, const float*
   auto* const partials = shared<float>();
   const Tensors<T> x{qkv, out, log_sum_exp, dout};
   const AttentionShape& s = call.shape;
-  const std::int64_t t = blockIdx.x % s.seq_len;
-  const std::int64_t head = blockIdx.x / s.seq_len % s.n_heads;
-  const std::int64_t sample = blockIdx.x / (s.seq_len * s.n_heads);
+  const auto [sample, head, t] = place_of(s, s.n_heads);
   float sum = 0;
   for (std::int64_t u = 0; u <= t; ++u) {
     const Pair pair = pair_at(call, x, sample, head, t, u, partials);
@@ -136,9 +143,7 @@ __global__ void key_kernel(Call call, const T* qkv, const T* out, const float* l
   auto* const partials = shared<float>();
   const Tensors<T> x{qkv, out, log_sum_exp, dout};
   const AttentionShape& s = call.shape;
-  const std::int64_t u = blockIdx.x % s.seq_len;
-  const std::int64_t kv_head = blockIdx.x / s.seq_len % s.n_kv_heads;
-  const std::int64_t sample = blockIdx.x / (s.seq_len * s.n_kv_heads);
+  const auto [sample, kv_head, u] = place_of(s, s.n_kv_heads);
   float dkey = 0;
   float dvalue = 0;
   for (std::int64_t head = kv_head * call.group(); head < (kv_head + 1) * call.group(); ++head) {

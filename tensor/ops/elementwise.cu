@@ -32,6 +32,12 @@ __global__ void add_rows_kernel(const float* bias, Y* y, std::int64_t n, std::in
   }
 }
 
+/// run(X(), Y()) with the types of both.
+template <typename Run>
+void with_types_of(Dtype x, Dtype y, const Run& run) {
+  with_type_of(x, [&](auto from) { with_type_of(y, [&](auto to) { run(from, to); }); });
+}
+
 }  // namespace
 
 void copy(cudaStream_t stream, View x, MutView y) {
@@ -42,12 +48,10 @@ void copy(cudaStream_t stream, View x, MutView y) {
 
 void convert(cudaStream_t stream, View x, MutView y) {
   const std::int64_t n = y.n_elements();
-  with_type_of(x.dtype(), [&](auto from) {
-    with_type_of(y.dtype(), [&](auto to) {
-      using X = decltype(from);
-      using Y = decltype(to);
-      launch(stream, grid_of(n), convert_kernel<X, Y>, x.as<X>(), y.as<Y>(), n);
-    });
+  with_types_of(x.dtype(), y.dtype(), [&](auto from, auto to) {
+    using X = decltype(from);
+    using Y = decltype(to);
+    launch(stream, grid_of(n), convert_kernel<X, Y>, x.as<X>(), y.as<Y>(), n);
   });
 }
 
@@ -61,12 +65,10 @@ void fill(cudaStream_t stream, float value, MutView y) {
 
 void add(cudaStream_t stream, View x, MutView y) {
   const std::int64_t n = y.n_elements();
-  with_type_of(x.dtype(), [&](auto from) {
-    with_type_of(y.dtype(), [&](auto to) {
-      using X = decltype(from);
-      using Y = decltype(to);
-      launch(stream, grid_of(n), add_kernel<X, Y>, x.as<X>(), y.as<Y>(), n);
-    });
+  with_types_of(x.dtype(), y.dtype(), [&](auto from, auto to) {
+    using X = decltype(from);
+    using Y = decltype(to);
+    launch(stream, grid_of(n), add_kernel<X, Y>, x.as<X>(), y.as<Y>(), n);
   });
 }
 
