@@ -3,6 +3,7 @@
 // .cu files compile as C++ against it. What is not here is not used, or cannot be emulated.
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -54,6 +55,7 @@ enum cudaMemcpyKind {
   cudaMemcpyDefault = 4
 };
 inline constexpr unsigned cudaStreamNonBlocking = 1;
+inline constexpr unsigned cudaEventDefault = 0;
 inline constexpr unsigned cudaEventDisableTiming = 2;
 inline constexpr unsigned cudaHostAllocDefault = 0;
 
@@ -88,6 +90,24 @@ inline cudaError_t cudaGetDeviceCount(int* n) {
   const bool is_there = llm::emulator::current_device() != nullptr;
   if (is_there) *n = 1;  // without a driver it stays unwritten
   return is_there ? cudaSuccess : cudaErrorInsufficientDriver;
+}
+struct cudaDeviceProp {
+  char name[256] = "emulated device";
+  int major = 0;
+  int minor = 0;
+};
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = cudaDeviceProp();
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetPCIBusId(char* id, int n_bytes, int) {
+  std::strncpy(id, "0000:00:00.0", static_cast<std::size_t>(n_bytes));
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* n_bytes) {
+  *n_bytes = llm::emulator::Device::memory_bytes;
+  *free_bytes = *n_bytes - llm::emulator::current_device()->bytes_in_use();
+  return cudaSuccess;
 }
 inline cudaError_t cudaSetDevice(int device) {
   return llm::emulator::current_device() != nullptr && device == 0 ? cudaSuccess
@@ -183,6 +203,11 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
   const bool done = llm::emulator::current_device()->query(llm::emulator::number_of(event));
   return done ? cudaSuccess : cudaErrorNotReady;
+}
+inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
+  llm::emulator::Device& device = *llm::emulator::current_device();
+  *ms = device.elapsed_ms(llm::emulator::number_of(begin), llm::emulator::number_of(end));
+  return cudaSuccess;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   llm::emulator::current_device()->synchronize(llm::emulator::number_of(event));
