@@ -19,6 +19,9 @@ std::int64_t now_ns() {
 
 }  // namespace
 
+Queue::Queue(Device device, ThreadPool* pool, const char* name)
+    : device_(device), pool_(pool), name_(name) {}
+
 Queue::~Queue() {
   drop();
 }

@@ -32,8 +32,7 @@ class Queue {
   using Observer = std::function<void(const char* op, std::int64_t begin_ns, std::int64_t end_ns)>;
 
   /// `pool` (not owned, this queue's alone) may be nullptr.
-  explicit Queue(Device device = Device::cpu, ThreadPool* pool = nullptr, const char* name = "")
-      : device_(device), pool_(pool), name_(name) {}
+  explicit Queue(Device device = Device::cpu, ThreadPool* pool = nullptr, const char* name = "");
   ~Queue();
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
@@ -51,8 +50,8 @@ class Queue {
   void work(const char* op, std::function<void()> run);
   /// Of a device's queue: `put` puts work into the stream that it is given, and returns.
   void issue(const char* op, std::function<void(cudaStream_t stream)> put);
-  /// Calls `then` on the loop's thread with x on the CPU, as it is when everything put in before has
-  /// run; valid during the call.
+  /// Calls `then` on the loop's thread with x on the CPU, as it is when everything put in before
+  /// has run; valid during the call.
   void read_back(const char* op, View x, std::function<void(View)> then);
   /// Calls `done` on the loop's thread once everything put in before has run.
   void notify(std::function<void()> done);
@@ -61,10 +60,10 @@ class Queue {
   /// everything put in before has run (on a device: was issued). As a stream waits for an event.
   void wait(std::function<bool()> is_open);
 
-  /// Runs the next tile, or issues the next op; false when the queue is empty, or waits. Where the pool's other threads
-  /// run an op's last tiles there is none to run: then true at once, after giving the core away if
-  /// that is so for longer. An exception of a tile leaves through here, once no tile of its op
-  /// runs.
+  /// Runs the next tile, or issues the next op; false when the queue is empty, or waits. Where the
+  /// pool's other threads run an op's last tiles there is none to run: then true at once, after
+  /// giving the core away if that is so for longer. An exception of a tile leaves through here,
+  /// once no tile of its op runs.
   bool run_tile();
   /// Whether the last run_tile had nothing to run, because other threads run an op's last tiles.
   bool waits_for_threads() const { return waits_for_threads_; }
@@ -107,7 +106,7 @@ class Queue {
   bool is_shared_ = false;
   bool waits_for_threads_ = false;
   std::int64_t shared_begin_ns_ = 0;
-  std::int64_t last_tile_ns_ = 0;  ///< end of the last tile on the loop's thread
+  std::int64_t last_tile_ns_ = 0;         ///< end of the last tile on the loop's thread
   std::unique_ptr<DeviceStream> stream_;  // from the first op on that is issued
 };
 

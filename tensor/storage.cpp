@@ -43,7 +43,10 @@ void Storage::Free::operator()(void* bytes) const {
 
 Storage::Storage(std::int64_t n_bytes, Device device) : n_bytes_(n_bytes), device_(device) {
   CHECK_CONTRACT(n_bytes >= 0, "a storage has a size");
-  if (device == Device::cuda) return allocate_on_device();
+  if (device == Device::cuda) {
+    allocate_on_device();
+    return;
+  }
   const std::int64_t size = std::max(rounded(n_bytes), alignment);
   const std::int64_t boundary = size < 4 * huge_page ? alignment : huge_page;
   // Unlike aligned_alloc, for sizes that are no multiple of the boundary.

@@ -8,13 +8,20 @@
 namespace llm::cuda {
 namespace {
 
-/// Memory is allocated and filled on a stream of its own, before a step and never in one.
+// Memory is allocated and filled on a stream of its own, before a step and never in one.
+cudaStream_t stream_of_memory = nullptr;
+
 cudaStream_t memory_stream() {
-  static cudaStream_t stream = nullptr;
-  if (stream == nullptr) {
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  if (stream_of_memory == nullptr) {
+    check(cudaStreamCreateWithFlags(&stream_of_memory, cudaStreamNonBlocking),
+          "cudaStreamCreateWithFlags");
   }
-  return stream;
+  return stream_of_memory;
+}
+
+void close() {
+  if (stream_of_memory != nullptr) cudaStreamDestroy(stream_of_memory);
+  stream_of_memory = nullptr;
 }
 
 std::string why_none() {
@@ -132,6 +139,7 @@ constexpr RuntimeCalls runtime_calls() {
           .n_devices = n_devices,
           .facts = facts,
           .select = select,
+          .close = close,
           .allocate = allocate,
           .release = release,
           .allocate_pinned = allocate_pinned,
@@ -182,7 +190,7 @@ constexpr OpCalls op_calls() {
 
 /// What the programs look up in the module.
 extern "C" const llm::cuda::Module* llm_cuda_module() {
-  static const llm::cuda::Module module{
-      LLM_CUDA_BUILD, llm::cuda::runtime_calls(), llm::cuda::op_calls()};
+  static const llm::cuda::Module module{LLM_CUDA_BUILD, llm::cuda::runtime_calls(),
+                                        llm::cuda::op_calls()};
   return &module;
 }

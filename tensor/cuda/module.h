@@ -27,6 +27,8 @@ struct RuntimeCalls {
   int (*n_devices)();
   DeviceFacts (*facts)(int device);
   void (*select)(int device);
+  /// Gives back what the module itself has on the device, when all else is released.
+  void (*close)();
 
   /// Zero-filled, from a stream-ordered pool; anything may use it once this returns.
   void* (*allocate)(std::int64_t n_bytes);

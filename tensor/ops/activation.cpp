@@ -57,7 +57,8 @@ void activation_forward(Queue& queue, Activation f, View x, MutView y, View n_ro
   const std::int64_t n = x.n_elements();
   const Dtype dtype = compute_dtype(x, "x");
   expect_elements(y, "y", n, dtype);
-  if (issued(queue, "activation_forward", &cuda::OpCalls::activation_forward, f, x, y, n_rows)) return;
+  if (issued(queue, "activation_forward", &cuda::OpCalls::activation_forward, f, x, y, n_rows))
+    return;
   const RowCut cut = cut_by_bytes(n, 8);
   queue.tiles("activation_forward", cut.n_tiles(), [=](std::int64_t tile) {
     const Range at = used(cut.rows(tile), x, n_rows);
@@ -71,7 +72,9 @@ void activation_backward(Queue& queue, Activation f, View x, View dy, MutView dx
   const Dtype dtype = compute_dtype(x, "x");
   expect_elements(dy, "dy", n, dtype);
   expect_elements(dx, "dx", n, dtype);
-  if (issued(queue, "activation_backward", &cuda::OpCalls::activation_backward, f, x, dy, dx, n_rows)) return;
+  if (issued(queue, "activation_backward", &cuda::OpCalls::activation_backward, f, x, dy, dx,
+             n_rows))
+    return;
   const RowCut cut = cut_by_bytes(n, 12);
   queue.tiles("activation_backward", cut.n_tiles(), [=](std::int64_t tile) {
     const Range at = used(cut.rows(tile), x, n_rows);
@@ -104,7 +107,9 @@ void gated_backward(Queue& queue, Activation f, View gate, View up, View dy, Mut
   expect_elements(dy, "dy", n, dtype);
   expect_elements(dgate, "dgate", n, dtype);
   expect_elements(dup, "dup", n, dtype);
-  if (issued(queue, "gated_backward", &cuda::OpCalls::gated_backward, f, gate, up, dy, dgate, dup, n_rows)) return;
+  if (issued(queue, "gated_backward", &cuda::OpCalls::gated_backward, f, gate, up, dy, dgate, dup,
+             n_rows))
+    return;
   const RowCut cut = cut_by_bytes(n, 20);
   queue.tiles("gated_backward", cut.n_tiles(), [=](std::int64_t tile) {
     const Range at = used(cut.rows(tile), gate, n_rows);

@@ -109,7 +109,9 @@ void cross_entropy_statistics(Queue& queue, View logits, View labels, Vocabulary
   const std::int64_t n_columns = logits.shape()[1];
   CHECK_CONTRACT(part.n_own <= n_columns, "a rank's classes are columns of its logits");
   expect(statistics, "statistics", Dtype::f32, {logits.shape()[0], 2});
-  if (issued(queue, "cross_entropy_statistics", &cuda::OpCalls::cross_entropy_statistics, logits, labels, part, statistics)) return;
+  if (issued(queue, "cross_entropy_statistics", &cuda::OpCalls::cross_entropy_statistics, logits,
+             labels, part, statistics))
+    return;
   const RowCut cut = cut_by_bytes(logits.shape()[0], 16 * n_columns);
   queue.tiles("cross_entropy_statistics", cut.n_tiles(), [=](std::int64_t tile) {
     const Range rows = cut.rows(tile);
@@ -170,7 +172,9 @@ void cross_entropy_of_parts(Queue& queue, View all, View labels, VocabularyPart 
   if (!dlogits.empty()) {
     expect(dlogits, "dlogits", compute_dtype(dlogits, "dlogits"), logits.shape());
   }
-  if (issued(queue, "cross_entropy_of_parts", &cuda::OpCalls::cross_entropy_of_parts, all, labels, part, scale, logits, dlogits, losses)) return;
+  if (issued(queue, "cross_entropy_of_parts", &cuda::OpCalls::cross_entropy_of_parts, all, labels,
+             part, scale, logits, dlogits, losses))
+    return;
   const RowCut cut = cut_by_bytes(n, 24 * n_columns);
   queue.tiles("cross_entropy_of_parts", cut.n_tiles(), [=](std::int64_t tile) {
     const Range rows = cut.rows(tile);

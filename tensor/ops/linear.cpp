@@ -242,7 +242,9 @@ void linear_backward_input(Queue& queue, View dy, View weight, Write write, MutV
   const std::int64_t n_out = weight.shape()[0];
   expect(dy, "dy", dtype, {n, n_out});
   expect(dx, "dx", dtype, {n, n_in});
-  if (issued(queue, "linear_backward_input", &cuda::OpCalls::linear_backward_input, dy, weight, write, dx)) return;
+  if (issued(queue, "linear_backward_input", &cuda::OpCalls::linear_backward_input, dy, weight,
+             write, dx))
+    return;
   if (multiplies_bf16(dtype, n_out)) {
     return bf16::linear_backward_input(queue, dy, weight, write, dx);
   }
@@ -263,7 +265,9 @@ void linear_backward_weight(Queue& queue, View x, View dy, Write write, MutView 
   expect(dy, "dy", dtype, {n, n_out});
   expect(dweight, "dweight", {n_out, n_in});
   if (!dbias.empty()) expect(dbias, "dbias", {n_out});
-  if (issued(queue, "linear_backward_weight", &cuda::OpCalls::linear_backward_weight, x, dy, write, dweight, dbias)) return;
+  if (issued(queue, "linear_backward_weight", &cuda::OpCalls::linear_backward_weight, x, dy, write,
+             dweight, dbias))
+    return;
   if (multiplies_bf16(dtype, n)) {
     return bf16::linear_backward_weight(queue, x, dy, write, dweight, dbias);
   }
