@@ -4,6 +4,7 @@
 #include "tensor/ops/activation.h"
 #include "tensor/ops/adamw.h"
 #include "tensor/ops/attention.h"
+#include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/norm.h"
@@ -24,11 +25,13 @@ void fill(cudaStream_t stream, float value, MutView y);
 void add(cudaStream_t stream, View x, MutView y);
 void add_rows(cudaStream_t stream, View bias, MutView y);
 
-void activation_forward(cudaStream_t stream, Activation f, View x, MutView y);
-void activation_backward(cudaStream_t stream, Activation f, View x, View dy, MutView dx);
-void gated_forward(cudaStream_t stream, Activation f, View gate, View up, MutView y);
+void activation_forward(cudaStream_t stream, Activation f, View x, MutView y, View n_rows = {});
+void activation_backward(cudaStream_t stream, Activation f, View x, View dy, MutView dx,
+                         View n_rows = {});
+void gated_forward(cudaStream_t stream, Activation f, View gate, View up, MutView y,
+                   View n_rows = {});
 void gated_backward(cudaStream_t stream, Activation f, View gate, View up, View dy, MutView dgate,
-                    MutView dup);
+                    MutView dup, View n_rows = {});
 
 void adamw(cudaStream_t stream, const AdamwStep& step, View grads, MutView weights, MutView m,
            MutView v, MutView copy);
@@ -42,6 +45,8 @@ void dropout(cudaStream_t stream, const Dropout& dropout, std::int64_t rows_per_
 /// embedding_part_forward: `part` with n_rows 0 is the whole one; positions may be empty.
 void embedding_forward(cudaStream_t stream, View tokens, View table, View positions,
                        std::int64_t seq_len, MutView y, TablePart part = {});
+void add_positions(cudaStream_t stream, View positions, std::int64_t seq_len,
+                   std::int64_t first_row, MutView y);
 /// Adds to dtable and dpositions; either may be empty. What is to be set is filled with 0 before.
 void embedding_backward(cudaStream_t stream, View tokens, View dy, std::int64_t seq_len,
                         MutView dtable, MutView dpositions, TablePart part = {});
@@ -60,6 +65,10 @@ void attention_backward(cudaStream_t stream, AttentionShape shape, View qkv, Vie
 /// cross_entropy_forward, with an empty dlogits, or _forward_backward. Labels are checked before.
 void cross_entropy(cudaStream_t stream, View labels, float scale, View logits, MutView dlogits,
                    MutView losses);
+void cross_entropy_statistics(cudaStream_t stream, View logits, View labels, VocabularyPart part,
+                              MutView statistics);
+void cross_entropy_of_parts(cudaStream_t stream, View all, View labels, VocabularyPart part,
+                            float scale, View logits, MutView dlogits, MutView losses);
 
 void layer_norm_forward(cudaStream_t stream, View x, View weight, View bias, float epsilon,
                         MutView y, MutView mean, MutView rstd);

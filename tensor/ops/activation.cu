@@ -7,23 +7,37 @@
 namespace llm::cuda {
 namespace {
 
+struct Extent {
+  std::int64_t n;
+  std::int64_t width;  ///< where rows are counted
+  /// The elements that are there: all, or those of the first *n_rows rows.
+  __device__ std::int64_t used(const std::int32_t* n_rows) const {
+    return n_rows == nullptr || *n_rows * width > n ? n : *n_rows * width;
+  }
+};
+
 template <typename T>
-__global__ void forward_kernel(Activation f, const T* x, T* y, std::int64_t n) {
+__global__ void forward_kernel(Activation f, const T* x, T* y, Extent extent,
+                               const std::int32_t* n_rows) {
+  const std::int64_t n = extent.used(n_rows);
   for (std::int64_t i = first_element(); i < n; i += element_stride()) {
     y[i] = round_to<T>(activation_at(f, to_float(x[i])).value);
   }
 }
 
 template <typename T>
-__global__ void backward_kernel(Activation f, const T* x, const T* dy, T* dx, std::int64_t n) {
+__global__ void backward_kernel(Activation f, const T* x, const T* dy, T* dx, Extent extent,
+                                const std::int32_t* n_rows) {
+  const std::int64_t n = extent.used(n_rows);
   for (std::int64_t i = first_element(); i < n; i += element_stride()) {
     dx[i] = round_to<T>(activation_at(f, to_float(x[i])).slope * to_float(dy[i]));
   }
 }
 
 template <typename T>
-__global__ void gated_forward_kernel(Activation f, const T* gate, const T* up, T* y,
-                                     std::int64_t n) {
+__global__ void gated_forward_kernel(Activation f, const T* gate, const T* up, T* y, Extent extent,
+                                     const std::int32_t* n_rows) {
+  const std::int64_t n = extent.used(n_rows);
   for (std::int64_t i = first_element(); i < n; i += element_stride()) {
     y[i] = round_to<T>(activation_at(f, to_float(gate[i])).value * to_float(up[i]));
   }
@@ -31,7 +45,8 @@ __global__ void gated_forward_kernel(Activation f, const T* gate, const T* up, T
 
 template <typename T>
 __global__ void gated_backward_kernel(Activation f, const T* gate, const T* up, const T* dy,
-                                      T* dgate, T* dup, std::int64_t n) {
+                                      T* dgate, T* dup, Extent extent, const std::int32_t* n_rows) {
+  const std::int64_t n = extent.used(n_rows);
   for (std::int64_t i = first_element(); i < n; i += element_stride()) {
     const ValueAndSlope at = activation_at(f, to_float(gate[i]));
     const float dy_i = to_float(dy[i]);  // dup may be dy
@@ -40,39 +55,51 @@ __global__ void gated_backward_kernel(Activation f, const T* gate, const T* up, 
   }
 }
 
+Extent extent_of(const View& x, const View& n_rows) {
+  return {x.n_elements(), n_rows.empty() ? 0 : x.shape()[1]};
+}
+
+const std::int32_t* pointer(const View& n_rows) {
+  return static_cast<const std::int32_t*>(n_rows.data());
+}
+
 }  // namespace
 
-void activation_forward(cudaStream_t stream, Activation f, View x, MutView y) {
-  const std::int64_t n = x.n_elements();
+void activation_forward(cudaStream_t stream, Activation f, View x, MutView y, View n_rows) {
+  const Extent extent = extent_of(x, n_rows);
   with_type_of(x.dtype(), [&](auto type) {
     using T = decltype(type);
-    launch(stream, grid_of(n), forward_kernel<T>, f, x.as<T>(), y.as<T>(), n);
+    launch(stream, grid_of(extent.n), forward_kernel<T>, f, x.as<T>(), y.as<T>(), extent,
+           pointer(n_rows));
   });
 }
 
-void activation_backward(cudaStream_t stream, Activation f, View x, View dy, MutView dx) {
-  const std::int64_t n = x.n_elements();
+void activation_backward(cudaStream_t stream, Activation f, View x, View dy, MutView dx,
+                         View n_rows) {
+  const Extent extent = extent_of(x, n_rows);
   with_type_of(x.dtype(), [&](auto type) {
     using T = decltype(type);
-    launch(stream, grid_of(n), backward_kernel<T>, f, x.as<T>(), dy.as<T>(), dx.as<T>(), n);
+    launch(stream, grid_of(extent.n), backward_kernel<T>, f, x.as<T>(), dy.as<T>(), dx.as<T>(),
+           extent, pointer(n_rows));
   });
 }
 
-void gated_forward(cudaStream_t stream, Activation f, View gate, View up, MutView y) {
-  const std::int64_t n = gate.n_elements();
+void gated_forward(cudaStream_t stream, Activation f, View gate, View up, MutView y, View n_rows) {
+  const Extent extent = extent_of(gate, n_rows);
   with_type_of(gate.dtype(), [&](auto type) {
     using T = decltype(type);
-    launch(stream, grid_of(n), gated_forward_kernel<T>, f, gate.as<T>(), up.as<T>(), y.as<T>(), n);
+    launch(stream, grid_of(extent.n), gated_forward_kernel<T>, f, gate.as<T>(), up.as<T>(),
+           y.as<T>(), extent, pointer(n_rows));
   });
 }
 
 void gated_backward(cudaStream_t stream, Activation f, View gate, View up, View dy, MutView dgate,
-                    MutView dup) {
-  const std::int64_t n = gate.n_elements();
+                    MutView dup, View n_rows) {
+  const Extent extent = extent_of(gate, n_rows);
   with_type_of(gate.dtype(), [&](auto type) {
     using T = decltype(type);
-    launch(stream, grid_of(n), gated_backward_kernel<T>, f, gate.as<T>(), up.as<T>(), dy.as<T>(),
-           dgate.as<T>(), dup.as<T>(), n);
+    launch(stream, grid_of(extent.n), gated_backward_kernel<T>, f, gate.as<T>(), up.as<T>(),
+           dy.as<T>(), dgate.as<T>(), dup.as<T>(), extent, pointer(n_rows));
   });
 }
 

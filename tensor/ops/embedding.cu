@@ -40,6 +40,19 @@ __global__ void forward_kernel(Lookup of, const std::int32_t* tokens, const T* t
   }
 }
 
+template <typename T>
+__global__ void add_positions_kernel(const T* positions, std::int64_t seq_len,
+                                     std::int64_t first_row, std::int64_t n, std::int64_t width,
+                                     T* y) {
+  for (std::int64_t i = blockIdx.x; i < n; i += gridDim.x) {
+    const T* const position = positions + (first_row + i) % seq_len * width;
+    T* const row = y + i * width;
+    for (std::int64_t c = threadIdx.x; c < width; c += blockDim.x) {
+      row[c] = round_to<T>(to_float(row[c]) + to_float(position[c]));
+    }
+  }
+}
+
 /// A thread has a column, through all tokens in order: one order of sums, and no two threads write
 /// one place.
 template <typename T>
@@ -59,17 +72,30 @@ Part part_of(const TablePart& part, std::int64_t n_own) {
   return {part.n_rows == 0 ? 0 : part.first_row, n_own};
 }
 
+Grid rows_grid(std::int64_t n_rows) {
+  constexpr std::int64_t most_blocks = 65'535;
+  return {n_rows < most_blocks ? n_rows : most_blocks};
+}
+
 }  // namespace
 
 void embedding_forward(cudaStream_t stream, View tokens, View table, View positions,
                        std::int64_t seq_len, MutView y, TablePart part) {
   const Lookup of{tokens.n_elements(), seq_len, y.shape()[1], part_of(part, table.shape()[0])};
-  constexpr std::int64_t most_blocks = 65'535;
-  const Grid grid{of.n < most_blocks ? of.n : most_blocks};
   with_type_of(y.dtype(), [&](auto type) {
     using T = decltype(type);
-    launch(stream, grid, forward_kernel<T>, of, tokens.as<std::int32_t>(), table.as<T>(),
+    launch(stream, rows_grid(of.n), forward_kernel<T>, of, tokens.as<std::int32_t>(), table.as<T>(),
            static_cast<const T*>(positions.data()), y.as<T>());
+  });
+}
+
+void add_positions(cudaStream_t stream, View positions, std::int64_t seq_len,
+                   std::int64_t first_row, MutView y) {
+  const std::int64_t n = y.shape()[0];
+  with_type_of(y.dtype(), [&](auto type) {
+    using T = decltype(type);
+    launch(stream, rows_grid(n), add_positions_kernel<T>, positions.as<T>(), seq_len, first_row, n,
+           y.shape()[1], y.as<T>());
   });
 }
 

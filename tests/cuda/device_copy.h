@@ -55,11 +55,13 @@ class DeviceRig {
   emulator::Device device_;
 };
 
-/// Owned elements on the CPU: numbers in [-2, 2) by (seed, index), rounded to the dtype.
+/// Owned elements on the CPU: numbers in [-2, 2) by (seed, index), rounded to the dtype; integers
+/// are 0.
 struct Values {
   Values(std::uint64_t seed, Dtype dtype, Shape shape)
       : storage(shape.n_elements() * static_cast<std::int64_t>(size_of(dtype))),
         view(storage.view(dtype, shape)) {
+    std::memset(view.data(), 0, static_cast<std::size_t>(view.n_bytes()));
     if (dtype == Dtype::i32 || dtype == Dtype::f64) return;
     with_type_of(dtype, [&](auto type) {
       using T = decltype(type);
@@ -73,7 +75,9 @@ struct Values {
   Values& operator=(const Values&) = delete;
   operator View() const { return view; }
   operator MutView() const { return view; }
+  /// Integers of up to 24 bits are exact.
   float operator[](std::int64_t i) const {
+    if (view.dtype() == Dtype::i32) return static_cast<float>(view.as<std::int32_t>()[i]);
     float x = 0;
     with_type_of(view.dtype(), [&](auto type) { x = to_float(view.as<decltype(type)>()[i]); });
     return x;

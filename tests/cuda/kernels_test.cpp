@@ -142,6 +142,49 @@ TEST_CASE("on a device dropout has the CPU's bits, whatever rows a rank has") {
   }
 }
 
+TEST_CASE("on a device activations leave rows alone that are not there") {
+  for (const std::int32_t n_there : {0, 5, 9}) {
+    INFO(n_there << " rows");
+    constexpr Dtype dtype = Dtype::bf16;
+    Values x(1, dtype, {9, 70}), dy(2, dtype, {9, 70}), count(0, Dtype::i32, {1});
+    Values y(3, dtype, {9, 70}), dx(4, dtype, {9, 70}), z(5, dtype, {9, 70});
+    Values dgate(6, dtype, {9, 70}), dup(7, dtype, {9, 70});
+    count.view.as<std::int32_t>()[0] = n_there;
+    Twice::check(
+        [&](Twice& of, cudaStream_t device, Queue* cpu) {
+          const MutView a = of(x), b = of(dy), c = of(count), d = of(y), e = of(dx), f = of(z),
+                        g = of(dgate), h = of(dup);
+          constexpr auto silu = Activation::silu;
+          if (cpu) {
+            activation_forward(*cpu, silu, a, d, c);
+            activation_backward(*cpu, silu, a, b, e, c);
+            gated_forward(*cpu, silu, a, b, f, c);
+            gated_backward(*cpu, silu, a, b, b, g, h, c);
+          } else {
+            cuda::activation_forward(device, silu, a, d, c);
+            cuda::activation_backward(device, silu, a, b, e, c);
+            cuda::gated_forward(device, silu, a, b, f, c);
+            cuda::gated_backward(device, silu, a, b, b, g, h, c);
+          }
+        },
+        {&x, &dy, &count, &y, &dx, &z, &dgate, &dup}, {&y, &dx, &z, &dgate, &dup},
+        rounding_of(dtype));
+  }
+}
+
+TEST_CASE("on a device positions are added as on the CPU, from any row on") {
+  for (const Dtype dtype : compute_dtypes) {
+    INFO(name_of(dtype));
+    Values positions(1, dtype, {9, 21}), y(2, dtype, {12, 21});
+    Twice::check(
+        [&](Twice& of, cudaStream_t device, Queue* cpu) {
+          const MutView p = of(positions), x = of(y);
+          cpu ? add_positions(*cpu, p, 8, 5, x) : cuda::add_positions(device, p, 8, 5, x);
+        },
+        {&positions, &y}, {&y}, 0);
+  }
+}
+
 TEST_CASE("on a device embeddings have the CPU's bits, forward and backward, of parts too") {
   for (const Dtype dtype : compute_dtypes) {
     for (const bool is_part : {false, true}) {

@@ -1,3 +1,5 @@
+#include <array>
+
 #include "tensor/cuda/ops.h"
 #include "tensor/ops/attention.h"
 #include "tensor/ops/cross_entropy.h"
@@ -93,6 +95,51 @@ TEST_CASE("on a device the loss and its gradient agree with the CPU's, with igno
           }
         },
         {&logits, &dlogits, &losses, &alone, &labels}, {&dlogits, &losses, &alone},
+        rounding_of(dtype));
+  }
+}
+
+TEST_CASE("on a device the loss of a vocabulary in parts agrees with the CPU's on every rank") {
+  constexpr std::int64_t n = 5, n_columns = 40, n_classes = 100;
+  const std::array<VocabularyPart, 4> parts{{{0, 40, n_classes},
+                                             {40, 40, n_classes},
+                                             {80, 20, n_classes},
+                                             {100, 0, n_classes}}};  // the last two have padding
+  for (const Dtype dtype : compute_dtypes) {
+    INFO(name_of(dtype));
+    Values logits(1, Dtype::f32, {4 * n, n_columns}), dlogits(2, dtype, {4 * n, n_columns});
+    Values all(0, Dtype::f32, {4, n, 2}), losses(0, Dtype::f32, {4, n}), alone(0, Dtype::f32, {n});
+    Values labels(0, Dtype::i32, {n});
+    for (std::int64_t r = 0; r < n; ++r) {
+      labels.view.as<std::int32_t>()[r] =
+          r == 3 ? ignored_label : static_cast<std::int32_t>(r * 24);
+    }
+    Twice::check(
+        [&](Twice& of, cudaStream_t device, Queue* cpu) {
+          const MutView x = of(logits), dx = of(dlogits), a = of(all), l = of(losses),
+                        o = of(alone), t = of(labels);
+          for (std::int64_t rank = 0; rank < 4; ++rank) {
+            const MutView own = part(x, rank * n * n_columns, {n, n_columns});
+            const MutView sums = part(a, rank * n * 2, {n, 2});
+            const VocabularyPart& p = parts[static_cast<std::size_t>(rank)];
+            cpu ? cross_entropy_statistics(*cpu, own, t, p, sums)
+                : cuda::cross_entropy_statistics(device, own, t, p, sums);
+          }
+          for (std::int64_t rank = 0; rank < 4; ++rank) {
+            const MutView own = part(x, rank * n * n_columns, {n, n_columns});
+            const MutView down = part(dx, rank * n * n_columns, {n, n_columns});
+            const MutView loss = part(l, rank * n, {n});
+            const VocabularyPart& p = parts[static_cast<std::size_t>(rank)];
+            if (cpu) {
+              cross_entropy_of_parts(*cpu, a, t, p, 0.5f, own, down, loss);
+              cross_entropy_of_parts(*cpu, a, t, p, 0.5f, own, MutView(), o);
+            } else {
+              cuda::cross_entropy_of_parts(device, a, t, p, 0.5f, own, down, loss);
+              cuda::cross_entropy_of_parts(device, a, t, p, 0.5f, own, MutView(), o);
+            }
+          }
+        },
+        {&logits, &dlogits, &all, &losses, &alone, &labels}, {&dlogits, &losses, &alone},
         rounding_of(dtype));
   }
 }
