@@ -318,6 +318,11 @@ void Device::launch(StreamId stream, const char* name, Launch launch,
               [launch = std::move(launch), seed] { run_grid(launch, seed); });
 }
 
+void Device::call(StreamId stream, const char* name, const std::vector<Access>& accesses,
+                  std::function<void()> work) {
+  state_->put(stream, name, accesses, std::move(work));
+}
+
 void Device::copy(StreamId stream, void* to, const void* from, std::size_t n_bytes) {
   for (const void* const end : {static_cast<const void*>(to), from}) {
     if (state_->is_device(end) || state_->is_pinned(end, n_bytes)) continue;

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -53,6 +54,9 @@ class Device {
   /// `name` is for errors.
   void launch(StreamId stream, const char* name, Launch launch,
               const std::vector<Access>& accesses);
+  /// Work of a library, which is no grid: runs once, on host code that may touch the memory.
+  void call(StreamId stream, const char* name, const std::vector<Access>& accesses,
+            std::function<void()> work);
   void copy(StreamId stream, void* to, const void* from, std::size_t n_bytes);
   void set(StreamId stream, void* to, int byte, std::size_t n_bytes);
   void record(EventId event, StreamId stream);
