@@ -168,7 +168,14 @@ struct Device::State {
     uses.write = now;
   }
 
-  void put(StreamId id, const std::string& name, const std::vector<Access>& accesses, Op op) {
+  void put(StreamId id, const std::string& name, const std::vector<Access>& accesses,
+           std::function<void()> run) {
+    Op op;
+    op.run = std::move(run);
+    put_op(id, name, accesses, std::move(op));
+  }
+
+  void put_op(StreamId id, const std::string& name, const std::vector<Access>& accesses, Op op) {
     const Moment now = next(id, name);
     Stream& own = stream(id);
     for (const Access& access : accesses) {
@@ -335,9 +342,8 @@ void Device::destroy_event(EventId event) {
 void Device::launch(StreamId stream, const char* name, Launch launch,
                     const std::vector<Access>& accesses) {
   const std::uint64_t seed = state_->random();
-  Op op;
-  op.run = [launch = std::move(launch), seed] { run_grid(launch, seed); };
-  state_->put(stream, name, accesses, std::move(op));
+  state_->put(stream, name, accesses,
+              [launch = std::move(launch), seed] { run_grid(launch, seed); });
 }
 
 void Device::call(StreamId stream, const char* name, const std::vector<Access>& accesses,
@@ -351,15 +357,12 @@ void Device::copy(StreamId stream, void* to, const void* from, std::size_t n_byt
     throw EmulatorError("an asynchronous copy of " + std::to_string(n_bytes) +
                         " bytes has an end in host memory that is not pinned; it would wait");
   }
-  Op op;
-  op.run = [=] { std::memcpy(to, from, n_bytes); };
-  state_->put(stream, "a copy", {{from, false}, {to, true}}, std::move(op));
+  state_->put(stream, "a copy", {{from, false}, {to, true}},
+              [=] { std::memcpy(to, from, n_bytes); });
 }
 
 void Device::set(StreamId stream, void* to, int byte, std::size_t n_bytes) {
-  Op op;
-  op.run = [=] { std::memset(to, byte, n_bytes); };
-  state_->put(stream, "a fill", {{to, true}}, std::move(op));
+  state_->put(stream, "a fill", {{to, true}}, [=] { std::memset(to, byte, n_bytes); });
 }
 
 void Device::put(StreamId stream, const char* name, const std::vector<Access>& accesses,
@@ -367,7 +370,7 @@ void Device::put(StreamId stream, const char* name, const std::vector<Access>& a
   Op op;
   op.step = std::move(step);
   op.name = name;
-  state_->put(stream, name, accesses, std::move(op));
+  state_->put_op(stream, name, accesses, std::move(op));
 }
 
 void Device::record(EventId event, StreamId stream) {

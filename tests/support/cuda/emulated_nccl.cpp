@@ -1,4 +1,4 @@
-#include "tests/support/cuda/nccl.h"
+#include "tests/support/cuda/emulated_nccl.h"
 
 #include <algorithm>
 #include <cstring>
@@ -78,7 +78,7 @@ struct Call {
 };
 
 /// A group on its way into its stream.
-struct Launch {
+struct Group {
   std::shared_ptr<GroupOp> op = std::make_shared<GroupOp>();
   std::vector<std::shared_ptr<Message>> messages;
   std::vector<Lane*> lanes;
@@ -99,7 +99,7 @@ struct ncclComm {
   bool is_ready = false;
   bool is_finalized = false;
   int n_polls = 0;  ///< left until what is in progress is done
-  std::unique_ptr<llm::emulator::Launch> launch;
+  std::unique_ptr<Group> launch;
   std::vector<std::shared_ptr<Message>> messages;
   std::vector<std::shared_ptr<GroupOp>> ops;
 };
@@ -144,7 +144,7 @@ void check_match(const Message& message, const Call& call, int rank) {
 }
 
 /// Enters a call into its lane.
-void match(Launch& launch, const Call& call) {
+void match(Group& launch, const Call& call) {
   ncclComm& comm = *call.comm;
   const int from = call.is_send ? comm.rank : call.peer;
   const int to = call.is_send ? call.peer : comm.rank;
@@ -177,8 +177,7 @@ Step step(GroupOp& op, const std::vector<std::shared_ptr<Message>>& messages) {
     const End& send = message->send;
     const End& receive = message->receive;
     const bool both_there = send.op != nullptr && receive.op != nullptr && send.op->is_first &&
-                            receive.op->is_first && !send.op->is_aborted &&
-                            !receive.op->is_aborted;
+                            receive.op->is_first && !send.op->is_aborted && !receive.op->is_aborted;
     if (both_there) {
       std::memcpy(receive.data, send.data, send.count * size_of(send.dtype));
       message->is_moved = true;
@@ -190,7 +189,7 @@ Step step(GroupOp& op, const std::vector<std::shared_ptr<Message>>& messages) {
 }
 
 /// Connections that a launch needs are made when both ends have called.
-bool can_connect(const Launch& launch) {
+bool can_connect(const Group& launch) {
   for (std::size_t i = 0; i < launch.messages.size(); ++i) {
     const Message& message = *launch.messages[i];
     const bool both_called = message.send.op != nullptr && message.receive.op != nullptr;
@@ -214,7 +213,7 @@ bool is_in_progress(ncclComm& comm) {
   }
   if (comm.launch == nullptr) return false;
   if (!can_connect(*comm.launch) || comm.n_polls-- > 0) return true;
-  const std::unique_ptr<Launch> launch = std::move(comm.launch);
+  const std::unique_ptr<Group> launch = std::move(comm.launch);
   comm.messages.insert(comm.messages.end(), launch->messages.begin(), launch->messages.end());
   current_device()->put(
       number_of(launch->stream), launch->name.c_str(), launch->accesses,
@@ -224,7 +223,7 @@ bool is_in_progress(ncclComm& comm) {
 
 /// All calls of a group on one communicator.
 ncclResult_t begin_launch(ncclComm& comm, const std::vector<Call>& calls) {
-  comm.launch = std::make_unique<Launch>();
+  comm.launch = std::make_unique<Group>();
   comm.launch->stream = calls.front().stream;
   for (const Call& call : calls) {
     if (call.stream != comm.launch->stream) {
