@@ -1,7 +1,7 @@
 #pragma once
 // What this project uses of NCCL 2.28, between ranks of one process and thread, on the emulated
-// device (tests/support/cuda/emulated_nccl.h): messages between two ranks on communicators that do not
-// block. What is not here is not used, or cannot be emulated.
+// device (tests/support/cuda/emulated_nccl.h): messages between two ranks on communicators that do
+// not block. What is not here is not used, or cannot be emulated.
 #include <cuda_runtime.h>
 
 #include <climits>
