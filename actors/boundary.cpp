@@ -14,7 +14,9 @@ std::string rank_name(int rank) {
 }  // namespace
 
 BufferRing::BufferRing(Loop& loop, Size size)
-    : size_(size), storage_(size.n_bytes()), returned_(loop, WaitName("buffer given back")) {}
+    : size_(size),
+      storage_(size.n_bytes(), size.device),
+      returned_(loop, WaitName("buffer given back")) {}
 
 Task<Leased> BufferRing::take(std::int64_t n_rows) {
   CHECK_CONTRACT(n_rows <= size_.n_rows, "a tensor fits its buffer");

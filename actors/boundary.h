@@ -40,6 +40,7 @@ class BufferRing {
     std::int64_t n_rows = 1;
     std::int64_t width = 1;
     Dtype dtype = Dtype::f32;
+    Device device = Device::cpu;
     std::int64_t n_bytes() const {
       return n_buffers * n_rows * width * static_cast<std::int64_t>(size_of(dtype));
     }

@@ -4,6 +4,8 @@
 
 #include "schedules/validation.h"
 #include "tensor/ops/cross_entropy.h"
+#include "tensor/ops/elementwise.h"
+#include "tensor/ops/embedding.h"
 
 namespace llm {
 namespace {
@@ -17,17 +19,11 @@ std::int64_t rank_samples(const Partition& partition) {
 }
 
 std::int64_t two_steps(const DataFeed::Plan& plan, const SampleSource& source) {
-  return i32_bytes(2 * rank_samples(plan.partition) * source.seq_len());
+  return 2 * rank_samples(plan.partition) * source.seq_len();
 }
 
 std::int64_t all_buffers(const ValidationFeed::Plan& plan, const SampleSource& source) {
-  return i32_bytes(plan.n_buffers * plan.microbatch_samples * source.seq_len());
-}
-
-/// Tokens or labels in `storage`; empty where the rank has none.
-MutView ids_in(const Storage& storage, std::int64_t n, std::int64_t begin) {
-  if (storage.n_bytes() == 0) return {};
-  return storage.view(Dtype::i32, {n}, i32_bytes(begin));
+  return plan.n_buffers * plan.microbatch_samples * source.seq_len();
 }
 
 SampleOut out_of(const MutView& tokens, const MutView& labels) {
@@ -35,7 +31,42 @@ SampleOut out_of(const MutView& tokens, const MutView& labels) {
           labels.empty() ? nullptr : labels.as<std::int32_t>()};
 }
 
+/// Where a microbatch's ids lie.
+struct IdRange {
+  std::int64_t n;
+  std::int64_t begin;
+};
+
+Microbatch microbatch_of(Range samples, IdRange ids, const TokenIds& tokens, const TokenIds& labels,
+                         const Uploads& uploads) {
+  if (uploads.queue != nullptr && uploads.queue->device() != Device::cpu) {
+    check_tokens(tokens.here(ids.n, ids.begin), uploads.vocab_size);
+    check_labels(labels.here(ids.n, ids.begin), uploads.vocab_size);
+  }
+  return {samples.begin, samples.size(), tokens.there(ids.n, ids.begin),
+          labels.there(ids.n, ids.begin)};
+}
+
 }  // namespace
+
+TokenIds::TokenIds(std::int64_t n, const Uploads& uploads) : uploads_(uploads) {
+  const bool is_copied = uploads.queue != nullptr && uploads.queue->device() != Device::cpu;
+  if (!is_copied) uploads_.queue = nullptr;
+  here_ = is_copied ? Storage::pinned(i32_bytes(n)) : Storage(i32_bytes(n));
+  if (is_copied) there_ = Storage(i32_bytes(n), uploads.queue->device());
+}
+
+MutView TokenIds::here(std::int64_t n, std::int64_t begin) const {
+  return empty() ? MutView() : here_.view(Dtype::i32, {n}, i32_bytes(begin));
+}
+
+View TokenIds::there(std::int64_t n, std::int64_t begin) const {
+  const MutView ids = here(n, begin);
+  if (uploads_.queue == nullptr || ids.empty()) return ids;
+  const MutView copied = there_.view(Dtype::i32, {n}, i32_bytes(begin));
+  copy(*uploads_.queue, ids, copied);
+  return copied;
+}
 
 DataFeed::DataFeed(Loop& loop, Plan plan, SampleSource& source,
                    std::function<bool()> stop_requested, Outbox out)
@@ -44,8 +75,8 @@ DataFeed::DataFeed(Loop& loop, Plan plan, SampleSource& source,
       stop_requested_(std::move(stop_requested)),
       out_(std::move(out)),
       parameters_updated_(loop, WaitName("parameters_updated", "optimizer_shard")),
-      tokens_(plan_.has_tokens ? two_steps(plan_, source) : 0),
-      labels_(plan_.has_labels ? two_steps(plan_, source) : 0) {}
+      tokens_(plan_.has_tokens ? two_steps(plan_, source) : 0, plan_.uploads),
+      labels_(plan_.has_labels ? two_steps(plan_, source) : 0, plan_.uploads) {}
 
 Task<> DataFeed::run() {
   for (std::int64_t step = plan_.first_step; step < plan_.n_steps; ++step) {
@@ -76,8 +107,8 @@ void DataFeed::feed(std::int64_t step) {
     const Range samples = partition.samples(first + m);
     const std::int64_t begin = half + (samples.begin - first_sample) * seq_len;
     const std::int64_t n_tokens = samples.size() * seq_len;
-    const MutView tokens = ids_in(tokens_, n_tokens, begin);
-    const MutView labels = ids_in(labels_, n_tokens, begin);
+    const MutView tokens = tokens_.here(n_tokens, begin);
+    const MutView labels = labels_.here(n_tokens, begin);
     const std::int64_t position = step * partition.global_batch() + samples.begin;
     if (plan_.has_tokens || plan_.has_labels) {
       fetch_batch(source_, {position, position + samples.size()}, out_of(tokens, labels));
@@ -87,7 +118,7 @@ void DataFeed::feed(std::int64_t step) {
       facts.n_valid += n_tokens - std::count(label, label + n_tokens, ignored_label);
     }
     out_.microbatch(step * partition.n_microbatches() + m,
-                    Microbatch(samples.begin, samples.size(), tokens, labels));
+                    microbatch_of(samples, {n_tokens, begin}, tokens_, labels_, plan_.uploads));
   }
   out_.step_facts(step * plan_.n_ranks + plan_.rank, facts);
 }
@@ -98,8 +129,8 @@ ValidationFeed::ValidationFeed(Loop& loop, Plan plan, SampleSource& source,
       source_(source),
       validation_(std::move(validation)),
       wanted_(loop, WaitName("validation wanted", "stage")),
-      tokens_(plan.has_tokens ? all_buffers(plan, source) : 0),
-      labels_(plan.has_labels ? all_buffers(plan, source) : 0) {}
+      tokens_(plan.has_tokens ? all_buffers(plan, source) : 0, plan.uploads),
+      labels_(plan.has_labels ? all_buffers(plan, source) : 0, plan.uploads) {}
 
 Task<> ValidationFeed::run() {
   const std::int64_t seq_len = source_.seq_len();
@@ -113,12 +144,13 @@ Task<> ValidationFeed::run() {
     const Range samples{index * plan_.microbatch_samples,
                         std::min(plan_.n_samples, (index + 1) * plan_.microbatch_samples)};
     const std::int64_t begin = key % plan_.n_buffers * plan_.microbatch_samples * seq_len;
-    const MutView tokens = ids_in(tokens_, samples.size() * seq_len, begin);
-    const MutView labels = ids_in(labels_, samples.size() * seq_len, begin);
+    const std::int64_t n_tokens = samples.size() * seq_len;
+    const MutView tokens = tokens_.here(n_tokens, begin);
+    const MutView labels = labels_.here(n_tokens, begin);
     if (plan_.has_tokens || plan_.has_labels) {
       fetch_batch(source_, samples, out_of(tokens, labels));
     }
-    validation_(key, Microbatch(samples.begin, samples.size(), tokens, labels));
+    validation_(key, microbatch_of(samples, {n_tokens, begin}, tokens_, labels_, plan_.uploads));
   }
 }
 

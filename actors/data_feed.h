@@ -10,9 +10,33 @@
 #include "src/rt/inbox.h"
 #include "src/rt/port.h"
 #include "src/rt/task.h"
+#include "tensor/queue.h"
 #include "tensor/storage.h"
 
 namespace llm {
+
+/// Where ops read token ids, and where a device's are written first.
+struct Uploads {
+  Queue* queue = nullptr;  ///< of a device: the one whose ops read them; else nothing is copied
+  std::int64_t vocab_size = 0;  ///< ids are checked before they are on a device
+};
+
+/// Tokens or labels: n ids where their source writes them and, where ops run on a device, there
+/// too.
+class TokenIds {
+ public:
+  TokenIds(std::int64_t n, const Uploads& uploads);
+  bool empty() const { return here_.n_bytes() == 0; }
+  /// Of the ids from `begin` on: where they are written; empty where there are none.
+  MutView here(std::int64_t n, std::int64_t begin) const;
+  /// Where ops read them, once they are written: what is put into the queue after this reads them.
+  View there(std::int64_t n, std::int64_t begin) const;
+
+ private:
+  Uploads uploads_;
+  Storage here_;
+  Storage there_;
+};
 
 /// Fetches the samples of its rank's microbatches, one step ahead of the stage.
 ///
@@ -34,6 +58,7 @@ class DataFeed {
     bool keeps_states = false;  ///< one rank of the run does, where checkpoints are saved
     std::int64_t first_step = 0;
     std::int64_t n_steps = 0;
+    Uploads uploads = {};
   };
   struct Outbox {
     Port<Microbatch> microbatch;
@@ -60,8 +85,8 @@ class DataFeed {
   const std::function<bool()> stop_requested_;
   const Outbox out_;
   Inbox<ParametersUpdated> parameters_updated_;
-  Storage tokens_;  // (2, samples of a rank and step, seq_len) i32: by parity of the step
-  Storage labels_;
+  TokenIds tokens_;  // (2, samples of a rank and step, seq_len) i32: by parity of the step
+  TokenIds labels_;
 };
 
 /// Fetches validation microbatches when the stage wants them.
@@ -80,6 +105,7 @@ class ValidationFeed {
     bool has_tokens = true;
     bool has_labels = true;
     std::int64_t n_spare = 0;  ///< after the rank's own so many times spare_validation
+    Uploads uploads = {};
   };
 
   ValidationFeed(Loop& loop, Plan plan, SampleSource& source, Port<Microbatch> validation);
@@ -92,8 +118,8 @@ class ValidationFeed {
   SampleSource& source_;
   const Port<Microbatch> validation_;
   Inbox<Ready> wanted_;
-  Storage tokens_;  // (n_buffers, microbatch_samples, seq_len) i32
-  Storage labels_;
+  TokenIds tokens_;  // (n_buffers, microbatch_samples, seq_len) i32
+  TokenIds labels_;
 };
 
 }  // namespace llm

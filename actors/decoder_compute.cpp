@@ -120,7 +120,8 @@ DecoderCompute::DecoderCompute(Queue& queue, Plan plan, const Decoder& decoder, 
   }
   const ComputeBytes bytes = compute_bytes(config, plan_);
   for (int i = 0; i < bytes.n_rooms; ++i) {
-    rooms_[static_cast<std::size_t>(i)] = {Arena(bytes.scratch), Arena(bytes.recomputed)};
+    rooms_[static_cast<std::size_t>(i)] = {Arena(bytes.scratch, queue_.device()),
+                                           Arena(bytes.recomputed, queue_.device())};
   }
   if (plan_.has_pairs) alternation_.emplace(queue_, pair_names);
   saved_bytes_ = bytes.saved;
@@ -185,8 +186,8 @@ Gradients DecoderCompute::gradients(std::int64_t layer, int m) const {
   return state_.gradients(layer, plan_.accumulation.steps[static_cast<std::size_t>(m)].buffer);
 }
 
-Arena DecoderCompute::take(std::vector<Arena>& free, std::int64_t n_bytes) {
-  if (free.empty()) return Arena(n_bytes);
+Arena DecoderCompute::take(std::vector<Arena>& free, std::int64_t n_bytes) const {
+  if (free.empty()) return Arena(n_bytes, queue_.device());
   Arena arena = std::move(free.back());
   free.pop_back();
   return arena;

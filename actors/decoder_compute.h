@@ -120,7 +120,7 @@ class DecoderCompute : public StageCompute {
   void add_shared_heads(Queue& queue, std::int64_t layer);
   /// Adds up a layer's norms, of which each rank has the gradient over its rows.
   void add_norms(Queue& queue, std::int64_t layer, GradientPart part);
-  static Arena take(std::vector<Arena>& free, std::int64_t n_bytes);
+  Arena take(std::vector<Arena>& free, std::int64_t n_bytes) const;
   const Values& values(std::int64_t layer) const { return values_.at(layer); }
   InFlight& in_flight(const At& at) { return in_flight_.at({at.chunk, at.m}); }
   int n_microbatches() const { return static_cast<int>(plan_.accumulation.steps.size()); }

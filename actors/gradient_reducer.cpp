@@ -46,7 +46,7 @@ GradientReducer::GradientReducer(Loop& loop, Queue& queue, Plan plan, Group& gro
     if (plan_.piece_cuts.empty()) sums.gather = all_gather_plan(form, shape);
     scratch_elements = std::max(scratch_elements, sums.scatter.scratch_elements);
   }
-  scratch_ = Storage(scratch_elements * 4);
+  scratch_ = Storage(scratch_elements * 4, queue.device());
 }
 
 Task<> GradientReducer::run() {

@@ -54,18 +54,25 @@ bool is_mlp(Role role) {
 /// needs little memory beside them.
 void draw_rounded(const ParameterSpec& spec, const InitialValues& source, Range elements,
                   MutView values) {
-  if (values.dtype() == Dtype::f32) {
+  const bool is_on_device = values.device() == Device::cuda;
+  if (values.dtype() == Dtype::f32 && !is_on_device) {
     source(spec, elements, values);
     return;
   }
   constexpr std::int64_t n_at_a_time = 1 << 20;
-  Queue queue;
+  const bool is_rounded = values.dtype() != Dtype::f32;
+  const Storage exact = Storage::pinned(f32_bytes(std::min(n_at_a_time, elements.size())));
+  const Storage uploaded(is_on_device && is_rounded ? exact.n_bytes() : 0, values.device());
+  Queue queue(values.device());
   for (std::int64_t begin = elements.begin; begin < elements.end; begin += n_at_a_time) {
     const Range some{begin, std::min(begin + n_at_a_time, elements.end)};
-    const Storage exact(f32_bytes(some.size()));
     const MutView drawn = exact.view(Dtype::f32, {some.size()});
+    const MutView there =
+        is_on_device && is_rounded ? uploaded.view(Dtype::f32, {some.size()}) : drawn;
+    const MutView into = part(values, begin - elements.begin, {some.size()});
     source(spec, some, drawn);
-    convert(queue, drawn, part(values, begin - elements.begin, {some.size()}));
+    if (is_on_device) copy(queue, drawn, is_rounded ? there : into);
+    if (is_rounded) convert(queue, there, into);
     queue.finish();
   }
 }
@@ -117,6 +124,7 @@ ModelState::ModelState(const ModelConfig& config, std::int64_t bucket_bytes, int
 
 ModelState::ModelState(const ModelConfig& config, const StateShape& shape)
     : config_(config),
+      device_(shape.device),
       layout_(model_layout(config, shape.ranges, shape.bucket_bytes, shape.units)),
       shard_(shard_of(layout_, shape.n_pieces, shape.piece, norm_chunk_elements)),
       canonical_(owned_parameters(config, shape.ranges)),
@@ -125,18 +133,18 @@ ModelState::ModelState(const ModelConfig& config, const StateShape& shape)
       n_parameters_(parameters(config).size()),
       uses_(parameter_uses(config)),
       compute_layout_(llm::compute_layout(config, shape.ranges)),
-      compute_(shape.units.empty() ? compute_layout_.n_bytes() : 0),
-      masters_(config.compute == Dtype::f32 ? 0 : f32_bytes(shard_.n_elements)),
-      borrowed_(shape.units.empty() ? borrowed_bytes(config, shape.ranges) : 0),
-      m_(f32_bytes(shard_.n_elements)),
-      v_(f32_bytes(shard_.n_elements)) {
+      compute_(shape.units.empty() ? compute_layout_.n_bytes() : 0, device_),
+      masters_(config.compute == Dtype::f32 ? 0 : f32_bytes(shard_.n_elements), device_),
+      borrowed_(shape.units.empty() ? borrowed_bytes(config, shape.ranges) : 0, device_),
+      m_(f32_bytes(shard_.n_elements), device_),
+      v_(f32_bytes(shard_.n_elements), device_) {
   if (!shape.units.empty()) {
     units_.emplace(layout_, compute_layout_, shape.unit_shape());
   }
   for (int i = 0; i < shape.n_gradient_buffers; ++i) {
     const std::int64_t n_bytes = f32_bytes(layout_.n_elements);
     const bool shares = shape.shares_gradients && i == 0;
-    gradients_.push_back(shares ? Storage::shared(n_bytes) : Storage(n_bytes));
+    gradients_.push_back(shares ? Storage::shared(n_bytes) : Storage(n_bytes, device_));
   }
 }
 
@@ -148,7 +156,7 @@ MutView ModelState::compute_view(std::int64_t tensor, std::int64_t first_element
   if (units_) {
     const MutView bytes = units_->tensor(tensor);
     if (bytes.empty()) return {};
-    return {static_cast<std::byte*>(bytes.data()) + first_element * width, dtype, shape};
+    return {static_cast<std::byte*>(bytes.data()) + first_element * width, dtype, shape, device_};
   }
   return compute_.view(dtype, shape, compute_layout_.begin[t] + first_element * width);
 }
@@ -222,7 +230,7 @@ MutView ModelState::borrowed_embedding() const {
   const Shape shape{config_.local_vocab_size(), config_.hidden_size};
   if (units_) {
     const MutView bytes = units_->table();
-    return bytes.empty() ? MutView() : MutView(bytes.data(), config_.compute, shape);
+    return bytes.empty() ? MutView() : MutView(bytes.data(), config_.compute, shape, device_);
   }
   if (borrowed_.n_bytes() == 0) return {};
   return borrowed_.view(config_.compute, shape);
@@ -237,7 +245,7 @@ std::vector<MutView> ModelState::owned_table() const {
   }
   if (!units_) return views;
   for (const UnitMemory::TablePiece& piece : units_->owned_table()) {
-    views.emplace_back(piece.bytes.data(), config_.compute, Shape{piece.elements.size()});
+    views.emplace_back(piece.bytes.data(), config_.compute, Shape{piece.elements.size()}, device_);
   }
   return views;
 }
@@ -253,9 +261,9 @@ void ModelState::draw(std::int64_t tensor, Range elements, const InitialValues& 
 }
 
 void ModelState::draw_owned(const OwnedPiece& piece, const InitialValues& source) const {
-  source(specs_[spec_of(piece.tensor)], piece.elements, master(piece));
+  draw_rounded(specs_[spec_of(piece.tensor)], source, piece.elements, master(piece));
   if (rounded(piece).empty()) return;
-  Queue queue;
+  Queue queue(device_);
   convert(queue, master(piece), rounded(piece));
   queue.finish();
 }
@@ -291,7 +299,7 @@ void ModelState::initialize(const InitialValues& whole) {
   if (!units_) return;
   for (const UnitMemory::TablePiece& piece : units_->owned_table()) {
     draw_rounded(table, source, piece.elements,
-                 MutView(piece.bytes.data(), config_.compute, {piece.elements.size()}));
+                 MutView(piece.bytes.data(), config_.compute, {piece.elements.size()}, device_));
   }
 }
 
@@ -299,8 +307,14 @@ void ModelState::set_moments(const WholeValues& m, const WholeValues& v) const {
   for (const std::vector<OwnedPiece>& pieces : shard_.pieces) {
     for (const OwnedPiece& piece : pieces) {
       const ParameterSpec& spec = specs_[spec_of(piece.tensor)];
-      read_slice(spec, piece.elements, m, this->m(piece));
-      read_slice(spec, piece.elements, v, this->v(piece));
+      for (const auto& [values, into] : {std::pair(&m, this->m(piece)), {&v, this->v(piece)}}) {
+        draw_rounded(
+            spec,
+            [values](const ParameterSpec& of, Range elements, MutView some) {
+              read_slice(of, elements, *values, some);
+            },
+            piece.elements, into);
+      }
     }
   }
 }

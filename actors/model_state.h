@@ -55,7 +55,10 @@ struct StateShape {
   /// rank's layers.
   std::vector<Unit> units = {};
   BorrowedTable table = {};  ///< with units, where the rank borrows a tied embedding
-  UnitShape unit_shape() const { return {static_cast<int>(units.size()), n_pieces, piece, table}; }
+  Device device = Device::cpu;
+  UnitShape unit_shape() const {
+    return {static_cast<int>(units.size()), n_pieces, piece, table, device};
+  }
 };
 
 /// Where weights start.
@@ -82,6 +85,7 @@ class ModelState {
   ModelState& operator=(const ModelState&) = delete;
 
   const ModelConfig& config() const { return config_; }
+  Device device() const { return device_; }
   const FlatLayout& layout() const { return layout_; }
   /// Of the parameters that the rank's layers have, in canonical order.
   const std::vector<ParameterSpec>& specs() const { return specs_; }
@@ -165,6 +169,7 @@ class ModelState {
   void draw_owned(const OwnedPiece& piece, const InitialValues& source) const;
 
   ModelConfig config_;
+  Device device_;
   FlatLayout layout_;
   Shard shard_;
   std::vector<std::size_t> canonical_;

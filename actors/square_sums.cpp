@@ -73,6 +73,7 @@ SquareSums::SquareSums(Group& pipeline, Group& owners, Group& tensor, Plan plan,
     }
   }
   chunk_sums_ = Storage(total * 8);
+  if (state_.device() == Device::cuda) device_sums_ = Storage(total * 8, Device::cuda);
   if (is_sharded()) {
     chunk_gather_ = all_gather_plan(CollectiveForm::direct, {own, n_members, chunk_cuts});
   }
@@ -94,8 +95,17 @@ void SquareSums::enqueue(Queue& queue, std::size_t bucket) {
     const std::int64_t n_counted = state_.specs()[state_.spec_of(pieces[i].tensor)].n_counted;
     const std::int64_t n = std::min(elements.size(), n_counted - elements.begin);
     if (n <= 0) continue;  // another rank counts them; their sums stay 0
-    sum_of_squares(queue, part(state_.gradient(pieces[i]), 0, {n}),
-                   part(doubles(chunk_sums_), slots_[bucket][i], {n_chunks(n)}));
+    const View gradient = part(state_.gradient(pieces[i]), 0, {n});
+    const MutView sums = part(doubles(chunk_sums_), slots_[bucket][i], {n_chunks(n)});
+    if (state_.device() == Device::cpu) {
+      sum_of_squares(queue, gradient, sums);
+      continue;
+    }
+    const MutView there = part(doubles(device_sums_), slots_[bucket][i], {n_chunks(n)});
+    sum_of_squares(queue, gradient, there);
+    queue.read_back("squares_read", there, [sums](View values) {
+      std::copy_n(values.as<double>(), values.n_elements(), sums.as<double>());
+    });
   }
 }
 

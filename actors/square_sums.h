@@ -56,7 +56,8 @@ class SquareSums {
   std::vector<Shard> shards_;                     // by member of the owners
   std::vector<std::int64_t> chunk_begin_;         // by spec: its first chunk in canonical order
   std::vector<std::vector<std::int64_t>> slots_;  // by bucket and owned piece: its first chunk sum
-  Storage chunk_sums_;                            // f64, by member and its pieces
+  Storage device_sums_;     // f64, on the device where gradients are: of the rank's own chunks
+  Storage chunk_sums_;      // f64, by member and its pieces
   Storage expert_sums_;     // f64, by owner and parameter; empty where experts are not spread
   Storage tensor_sums_;     // f64, by rank of the tensor group and parameter; empty for one
   Storage parameter_sums_;  // f64, by rank of the pipeline and its parameters

@@ -43,7 +43,7 @@ BufferRing::Size buffers(const Stage::Plan& plan, int n) {
   if (plan.validation.n_samples > 0) {
     samples = std::max(samples, plan.validation.microbatch_samples);
   }
-  return {n, plan.tp.rows(samples * plan.seq_len).size(), plan.width, plan.dtype};
+  return {n, plan.tp.rows(samples * plan.seq_len).size(), plan.width, plan.dtype, plan.device};
 }
 
 /// Of the receivers of one chunk; empty where what they would receive comes from this rank.

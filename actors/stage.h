@@ -50,6 +50,7 @@ class Stage {
     std::int64_t width = 1;               ///< C
     ModelConfig::TensorParallel tp = {};  ///< says which rows of activations the rank has
     Dtype dtype = Dtype::f32;
+    Device device = Device::cpu;
     std::int64_t first_step = 0;
     std::int64_t n_steps = 0;       ///< the step after the last
     ValidationPlan validation;      ///< N' is its n_microbatches()

@@ -54,7 +54,7 @@ std::int64_t sum_bytes(const TensorSums::Plan& plan) {
 }
 
 MutView flat(const MutView& x) {
-  return {x.data(), x.dtype(), {x.n_elements()}};
+  return {x.data(), x.dtype(), {x.n_elements()}, x.device()};
 }
 
 }  // namespace
@@ -70,8 +70,8 @@ TensorSums::TensorSums(Group& group, Group& kv, Queue& reductions, Plan plan)
       kv_(kv),
       reductions_(reductions),
       plan_(plan),
-      receives_(receive_bytes(group.size(), kv.size(), plan)),
-      sum_(sum_bytes(plan)) {}
+      receives_(receive_bytes(group.size(), kv.size(), plan), reductions.device()),
+      sum_(sum_bytes(plan), reductions.device()) {}
 
 void TensorSums::all_reduce(Queue& queue, MutView x) {
   enqueue(queue, Kind::reduce, x);

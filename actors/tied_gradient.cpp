@@ -38,7 +38,7 @@ TiedGradient::TiedGradient(const ModelState& state, std::vector<AccumulationStep
     slots_.push_back(part(state.flat_gradients(i), begin, shape));
   }
   const std::int64_t n_extra = n - static_cast<std::int64_t>(slots_.size());
-  extra_ = Storage(n_extra * shape.n_elements() * 4);
+  extra_ = Storage(n_extra * shape.n_elements() * 4, state.device());
   for (std::int64_t i = 0; i < n_extra; ++i) {
     slots_.push_back(extra_.view(Dtype::f32, shape, i * shape.n_elements() * 4));
   }

@@ -74,7 +74,9 @@ UnitGatherer::UnitGatherer(Group& group, Queue& copies, Queue& compute, Plan pla
       parts.push_back({one, all_gather_plan(plan_.form, shape)});
     }
   }
-  for (const std::int64_t n_bytes : plan_.uses.slot_bytes()) slots_.emplace_back(n_bytes);
+  for (const std::int64_t n_bytes : plan_.uses.slot_bytes()) {
+    slots_.emplace_back(n_bytes, state_.device());
+  }
   in_slot_.assign(slots_.size(), -1);
 }
 

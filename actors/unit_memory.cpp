@@ -105,7 +105,7 @@ UnitMemory::UnitMemory(const FlatLayout& layout, ComputeLayout compute, const Un
       layout_(unit_layout(layout, compute_, shape_)),
       places_(static_cast<std::size_t>(shape_.n_units)),
       owned_begin_(owned_begins(layout, compute_, shape_)),
-      owned_(owned_begin_.back()) {
+      owned_(owned_begin_.back(), shape_.device) {
   for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
     const std::vector<std::int64_t> cuts = gathered_cuts(layout, compute_, b, shape_.n_pieces);
     owned_cut_.push_back(cuts[static_cast<std::size_t>(shape_.piece)]);

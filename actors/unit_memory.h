@@ -32,6 +32,7 @@ struct UnitShape {
   int n_pieces = 1;  ///< of each bucket, one a rank
   int piece = 0;
   BorrowedTable table = {};
+  Device device = Device::cpu;
 };
 
 UnitLayout unit_layout(const FlatLayout& layout, const ComputeLayout& compute,

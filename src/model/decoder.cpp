@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <vector>
 
 #include "src/model/pass_parts.h"
 #include "tensor/ops/cross_entropy.h"
@@ -13,10 +15,10 @@ namespace {
 
 /// Vaswani et al. 2017, equation in section 3.5, with the deviation at which embeddings start: a
 /// sine of amplitude a has root mean square a / sqrt(2).
-Storage sinusoid_table(const ModelConfig& config) {
+Storage sinusoid_table(const ModelConfig& config, Device device) {
   constexpr double amplitude = 0.02 * 1.4142135623730951;
   const std::int64_t c = config.hidden_size;
-  const Storage sines(config.max_seq_len * c * 4);
+  const Storage sines = Storage::pinned(config.max_seq_len * c * 4);
   auto* table = sines.view(Dtype::f32, {config.max_seq_len, c}).as<float>();
   for (std::int64_t t = 0; t < config.max_seq_len; ++t) {
     for (std::int64_t i = 0; i < c; ++i) {
@@ -27,9 +29,15 @@ Storage sinusoid_table(const ModelConfig& config) {
     }
   }
   const Shape shape{config.max_seq_len, c};
-  Storage storage(position_table_bytes(config));
-  Queue queue;
-  convert(queue, sines.view(Dtype::f32, shape), storage.view(config.compute, shape));
+  Storage storage(position_table_bytes(config), device);
+  Queue queue(device);
+  const Storage uploaded(device == Device::cpu ? 0 : sines.n_bytes(), device);
+  MutView exact = sines.view(Dtype::f32, shape);
+  if (device != Device::cpu) {
+    exact = uploaded.view(Dtype::f32, shape);
+    copy(queue, sines.view(Dtype::f32, shape), exact);
+  }
+  convert(queue, exact, storage.view(config.compute, shape));
   queue.finish();
   return storage;
 }
@@ -42,11 +50,18 @@ NormPart final_norm(const ModelConfig& config, const Values& values, Arena& scra
 }
 
 void sum_losses(Queue& queue, View losses, View labels, LossSum& loss) {
-  queue.work("loss_sum", [losses, labels, &loss] {
-    const auto* each = losses.as<float>();
-    const auto* label = labels.as<std::int32_t>();
+  // A device's labels are read first.
+  const auto ids = std::make_shared<std::vector<std::int32_t>>();
+  if (queue.device() != Device::cpu) {
+    queue.read_back("labels_read", labels, [ids](View read) {
+      ids->assign(read.as<std::int32_t>(), read.as<std::int32_t>() + read.n_elements());
+    });
+  }
+  queue.read_back("loss_sum", losses, [ids, labels, &loss](View read) {
+    const auto* each = read.as<float>();
+    const auto* label = ids->empty() ? labels.as<std::int32_t>() : ids->data();
     LossSum total;
-    for (std::int64_t i = 0; i < losses.n_elements(); ++i) {
+    for (std::int64_t i = 0; i < read.n_elements(); ++i) {
       if (label[i] == ignored_label) continue;
       total.sum += static_cast<double>(each[i]);
       ++total.n_valid;
@@ -103,9 +118,9 @@ MutView rows_of(MutView matrix, std::int64_t begin, std::int64_t n) {
 
 }  // namespace
 
-Decoder::Decoder(const ModelConfig& config) : config_(config) {
+Decoder::Decoder(const ModelConfig& config, Device device) : config_(config) {
   check(config);
-  if (config.positions == Positions::sinusoidal) sinusoids_ = sinusoid_table(config);
+  if (config.positions == Positions::sinusoidal) sinusoids_ = sinusoid_table(config, device);
 }
 
 View Decoder::positions(const Values& values) const {

@@ -96,7 +96,7 @@ struct LossSum {
 class Decoder {
  public:
   /// Throws ConfigError as check(config) does.
-  explicit Decoder(const ModelConfig& config);
+  explicit Decoder(const ModelConfig& config, Device device = Device::cpu);
   const ModelConfig& config() const { return config_; }
 
   // Training.

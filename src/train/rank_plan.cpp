@@ -162,6 +162,7 @@ StateShape state_shape(const Settings& settings, int rank) {
   shape.n_gradient_buffers =
       accumulation_plan(settings.accumulation, settings.partition.n_microbatches()).n_buffers();
   shape.shares_gradients = settings.sums_in_place();
+  shape.device = settings.device;
   const std::vector<int> pieces = pieces_of_ranks(settings);
   shape.n_pieces = static_cast<int>(pieces.size());
   const int member = shape.n_pieces == 1 ? 0 : place_of(settings.grid, rank).dp;
@@ -207,6 +208,7 @@ Stage::Plan stage_plan(const Settings& settings, int rank) {
   plan.width = model_of(settings, rank).hidden_size;
   plan.tp = model_of(settings, rank).tp;
   plan.dtype = model_of(settings, rank).compute;
+  plan.device = settings.device;
   plan.first_step = settings.first_step;
   plan.n_steps = settings.n_steps;
   plan.validation = settings.validation;

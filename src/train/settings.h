@@ -35,7 +35,8 @@ struct Settings {
   ValidationPlan validation;
   std::int64_t bucket_bytes = 4 << 20;
   int n_reducer_lanes = 2;
-  int threads_per_rank = 1;  ///< changes no bit
+  int threads_per_rank = 1;     ///< changes no bit
+  Device device = Device::cpu;  ///< where ranks compute; changes bits as another CPU's kernels do
   /// All ranks are on one machine and map each other's gradients; changes no bit. Found out at the
   /// start, not set by anyone.
   bool shares_memory = false;
@@ -56,7 +57,7 @@ struct Settings {
   bool saves_sharded = false;   ///< each rank writes its part
 
   /// Whether data-parallel ranks add up gradients where they lie.
-  bool sums_in_place() const { return shares_memory && grid.dp > 1; }
+  bool sums_in_place() const { return shares_memory && grid.dp > 1 && device == Device::cpu; }
   /// Whether parameters are there only by unit, for a while.
   bool shares_parameters() const { return zero_stage == 3 && grid.dp > 1; }
   std::int64_t tokens_per_step() const { return partition.global_batch() * seq_len; }

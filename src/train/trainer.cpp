@@ -51,10 +51,11 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
       kv_(transport, kv_group(settings, transport.rank())),
       place_(place_of(settings.grid, transport.rank())),
       pool_(settings.threads_per_rank),
-      compute_(Device::cpu, &pool_),
+      compute_(settings.device, &pool_),
+      reductions_(settings.device),
       compute_poller_(compute_, 1),
       reductions_poller_(reductions_, reduction_tiles_per_poll),
-      decoder_(model_of(settings, transport.rank())),
+      decoder_(model_of(settings, transport.rank()), settings.device),
       state_(decoder_.config(), state_shape(settings, transport.rank())),
       n_steps_done_(settings.first_step) {
   if (inputs_.initial_values) {
@@ -70,7 +71,8 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
 
 Trainer::~Trainer() {
   loop_.drop_actors();  // they wait on inboxes that end here
-  compute_.drop();      // threads may still work in memory that ends here
+  compute_.drop();      // threads or a device may still work in memory that ends here
+  reductions_.drop();
   loop_.remove_poller(reductions_poller_);
   loop_.remove_poller(compute_poller_);
 }
@@ -336,6 +338,7 @@ Port<RouterLosses> Trainer::router_losses_port() {
 
 void Trainer::make_feeds() {
   const int rank = transport_.rank();
+  const Uploads uploads{&compute_, settings_.model.vocab_size};
   data_feed_ = std::make_unique<DataFeed>(
       loop_,
       DataFeed::Plan{.partition = settings_.partition,
@@ -347,7 +350,8 @@ void Trainer::make_feeds() {
                      .counts_labels = tells_loss(settings_, rank),
                      .keeps_states = settings_.saves.enabled && rank == 0,
                      .first_step = settings_.first_step,
-                     .n_steps = settings_.n_steps},
+                     .n_steps = settings_.n_steps,
+                     .uploads = uploads},
       *inputs_.train, inputs_.stop_requested,
       DataFeed::Outbox{port_to(stage_->microbatches()), facts_to_all()});
   CHECK_CONTRACT(
@@ -364,7 +368,8 @@ void Trainer::make_feeds() {
                            .n_buffers = stage.n_validation_buffers,
                            .has_tokens = reads_tokens(settings_, rank),
                            .has_labels = reads_labels(settings_, rank),
-                           .n_spare = stage.n_spare_validations},
+                           .n_spare = stage.n_spare_validations,
+                           .uploads = uploads},
       *inputs_.validation, port_to(stage_->validation()));
 }
 

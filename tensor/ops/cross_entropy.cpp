@@ -51,6 +51,12 @@ void check(const View& logits, const View& labels, const View& losses) {
 
 }  // namespace
 
+void check_labels(View labels, std::int64_t n_classes) {
+  for (std::int64_t r = 0; r < (labels.empty() ? 0 : labels.n_elements()); ++r) {
+    checked_label(labels, r, n_classes);
+  }
+}
+
 void cross_entropy_forward(Queue& queue, View logits, View labels, MutView losses) {
   check(logits, labels, losses);
   if (issued(queue, "cross_entropy_forward", &cuda::OpCalls::cross_entropy, labels, 1.0f, logits,

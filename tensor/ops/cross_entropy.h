@@ -7,6 +7,10 @@ namespace llm {
 /// A label that counts for nothing: no loss, no gradient, not in the number of valid tokens.
 inline constexpr std::int32_t ignored_label = -100;
 
+/// Throws DataError as the ops below do; for labels that ops read on a device, which checks
+/// nothing. An empty view passes.
+void check_labels(View labels, std::int64_t n_classes);
+
 /// losses[r] = log(sum over v of exp(logits[r, v])) - logits[r, labels[r]], 0 where ignored.
 ///   logits (n, V) f32   labels (n) i32 in [0, V) or ignored_label (DataError otherwise, when it
 ///   runs) losses (n) f32

@@ -59,6 +59,12 @@ void zero(Queue& queue, const MutView& y) {
 
 }  // namespace
 
+void check_tokens(View tokens, std::int64_t n_rows) {
+  for (std::int64_t i = 0; i < (tokens.empty() ? 0 : tokens.n_elements()); ++i) {
+    checked_row(tokens.as<std::int32_t>(), i, n_rows);
+  }
+}
+
 void embedding_forward(Queue& queue, View tokens, View table, View positions, std::int64_t seq_len,
                        MutView y) {
   const Dtype dtype = compute_dtype(table, "table");

@@ -5,6 +5,10 @@
 
 namespace llm {
 
+/// Throws DataError as the ops below do; for tokens that ops read on a device, which checks
+/// nothing. An empty view passes.
+void check_tokens(View tokens, std::int64_t n_rows);
+
 /// y[i] = table[tokens[i]] + positions[i % seq_len].
 ///   tokens (n) i32, each in [0, V): throws DataError naming the id otherwise, when it runs
 ///   table (V, C)   positions (>= seq_len, C) or empty   y (n, C)   n % seq_len == 0

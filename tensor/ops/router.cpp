@@ -194,9 +194,9 @@ void router_backward(Queue& queue, const RouterShape& shape, const Routing& rout
 
 void add_router_losses(Queue& queue, View token_losses, RouterLosses& losses) {
   expect_matrix(token_losses, "token_losses");
-  queue.work("router_losses", [token_losses, &losses] {
-    const float* const each = token_losses.as<float>();
-    for (std::int64_t t = 0; t < token_losses.shape()[0]; ++t) {
+  queue.read_back("router_losses", token_losses, [&losses](View read) {
+    const float* const each = read.as<float>();
+    for (std::int64_t t = 0; t < read.shape()[0]; ++t) {
       losses.balance += double{each[2 * t]};
       losses.z += double{each[2 * t + 1]};
     }

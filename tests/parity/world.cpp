@@ -10,6 +10,7 @@
 #include "src/model/tensor_slice.h"
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/elementwise.h"
+#include "tests/support/host_copy.h"
 
 namespace llm {
 namespace {
@@ -31,17 +32,18 @@ Weights owned_of(const ModelState& state, const std::function<View(const OwnedPi
   }
   for (const auto& pieces : state.shard().pieces) {
     for (const OwnedPiece& piece : pieces) {
-      const float* const values = view_of(piece).as<float>();
-      std::copy_n(values, piece.elements.size(),
+      const HostCopy values(view_of(piece));
+      std::copy_n(values.view().as<float>(), piece.elements.size(),
                   tensors[state.spec_of(piece.tensor)].begin() + piece.elements.begin);
     }
   }
   return tensors;
 }
 
-bool same_bytes(const View& a, const View& b) {
-  return a.n_bytes() == b.n_bytes() &&
-         std::memcmp(a.data(), b.data(), static_cast<std::size_t>(a.n_bytes())) == 0;
+bool same_bytes(const View& a, const View& other) {
+  const HostCopy b(other);
+  return a.n_bytes() == other.n_bytes() &&
+         std::memcmp(a.data(), b.view().data(), static_cast<std::size_t>(a.n_bytes())) == 0;
 }
 
 /// By element of the whole tensor: which of the rank's is there, or -1.
@@ -89,8 +91,8 @@ void set_weights(ModelState& state, std::size_t spec, const std::vector<float>& 
   for (const auto& pieces : state.shard().pieces) {
     for (const OwnedPiece& piece : pieces) {
       if (state.spec_of(piece.tensor) != spec) continue;
-      std::copy_n(values.data() + piece.elements.begin, piece.elements.size(),
-                  state.master(piece).as<float>());
+      const View part_of_values(values.data() + piece.elements.begin, {piece.elements.size()});
+      HostCopy(part_of_values).write_to(state.master(piece));
     }
   }
 }
@@ -257,7 +259,8 @@ void World::check_copies(const ModelState& state) const {
       if (own.empty()) continue;
       const Storage rounded(own.n_elements() * 4);
       const MutView expected = rounded.view(own.dtype(), {own.n_elements()});
-      convert(queue, state.master(piece), expected);
+      const HostCopy master(state.master(piece));
+      convert(queue, master.view(), expected);
       queue.finish();
       CHECK_CONTRACT(same_bytes(expected, own), "what is gathered are the rounded masters");
     }
