@@ -178,17 +178,17 @@ Registry& registry() {
 
 struct Products::State {
   State(cudaStream_t stream_, std::size_t n_bytes) : stream(stream_), workspace_bytes(n_bytes) {
-    check(cublasLtCreate(&library), "cublasLtCreate");
+    check(cublasLtCreate(&handle), "cublasLtCreate");
     check(cudaMallocAsync(&workspace, workspace_bytes + bias_bytes, stream), "cudaMallocAsync");
   }
   ~State() {
     if (workspace != nullptr) cudaFreeAsync(workspace, stream);
-    cublasLtDestroy(library);
+    cublasLtDestroy(handle);
   }
 
   cudaStream_t stream;
   std::size_t workspace_bytes;
-  cublasLtHandle_t library = nullptr;
+  cublasLtHandle_t handle = nullptr;
   void* workspace = nullptr;
   std::map<Problem, Solution> solutions;
 };
@@ -233,14 +233,14 @@ void Products::multiply(const Factor& a, const Factor& b, View bias, Write write
   auto found = s.solutions.find(problem);
   if (found == s.solutions.end()) {
     found = s.solutions
-                .try_emplace(problem, s.library, s.workspace_bytes, problem, rounded, a.matrix,
+                .try_emplace(problem, s.handle, s.workspace_bytes, problem, rounded, a.matrix,
                              b.matrix, View(c))
                 .first;
   }
   const Solution& solution = found->second;
   const float alpha = 1;
   const float beta = write == Write::add ? 1 : 0;
-  check(cublasLtMatmul(s.library, solution.description, &alpha, b.matrix.data(), solution.b,
+  check(cublasLtMatmul(s.handle, solution.description, &alpha, b.matrix.data(), solution.b,
                        a.matrix.data(), solution.a, &beta, c.data(), solution.c, c.data(),
                        solution.c, &solution.algorithm, s.workspace, s.workspace_bytes, s.stream),
         "cublasLtMatmul", to_text(problem));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "tensor/ops/rounding.h"
@@ -36,9 +37,7 @@ using Layout = cublasLtMatrixLayoutOpaque_t;
 
 /// Of d = a b, after transposition.
 struct Extents {
-  std::uint64_t m = 0;
-  std::uint64_t n = 0;
-  std::uint64_t k = 0;
+  std::uint64_t m, n, k;
   bool operator==(const Extents&) const = default;
 };
 
@@ -227,12 +226,12 @@ cublasStatus_t assign(Value& to, const void* value, std::size_t n_bytes) {
 template <typename Object, typename... Values>
 cublasStatus_t create(Object** object, Values... values) {
   if (object == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-  *object = new Object{values...};
+  *object = std::make_unique<Object>(values...).release();
   return CUBLAS_STATUS_SUCCESS;
 }
 template <typename Object>
 cublasStatus_t destroy(Object* object) {
-  delete object;
+  const std::unique_ptr<Object> last(object);
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -330,7 +329,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               int* n_results) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (preference == nullptr || n_wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
-  Extents extents;
+  Extents extents{};
   const cublasStatus_t status = check(desc, a, b, c, d, extents);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   Algorithm algorithm = choose(extents, *preference);
@@ -350,13 +349,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algo,
                               void* workspace, std::size_t workspace_bytes, cudaStream_t stream) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-  Extents extents;
+  Extents extents{};
   const cublasStatus_t status = check(desc, a_layout, b_layout, c_layout, d_layout, extents);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   if (algo == nullptr) {
     throw EmulatorError("a product is not told its algorithm; the library chooses at each call");
   }
-  Algorithm algorithm;
+  Algorithm algorithm{};
   std::memcpy(&algorithm, algo, sizeof(algorithm));
   if (algorithm.extents != extents || algorithm.types != types_of(*desc, *a_layout, *d_layout) ||
       alpha == nullptr || beta == nullptr || a == nullptr || b == nullptr || c == nullptr ||
