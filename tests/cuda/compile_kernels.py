@@ -14,7 +14,7 @@ import tempfile
 FLAGS = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr", "-Werror", "all-warnings",
          "-Xcompiler", "-Wall,-Wextra,-Werror", "-Xptxas", "-v",
          "-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=sm_90",
-         "-gencode", "arch=compute_90,code=compute_90"]
+         "-gencode", "arch=compute_90,code=compute_90", '-DLLM_CUDA_BUILD="compiled"']
 
 
 def find_nvcc():
