@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -17,8 +18,7 @@
 namespace llm::emulator {
 namespace {
 
-constexpr std::size_t arena_bytes = std::size_t{1}
-                                    << 32;  // of addresses; pages come as they are used
+constexpr std::size_t arena_bytes = Device::memory_bytes;  // pages come as they are used
 constexpr std::size_t alignment = 256;
 constexpr int fresh_byte = 0xFF;  // a NaN in every floating-point type
 
@@ -41,7 +41,9 @@ struct Moment {
 };
 
 struct Op {
-  std::function<void()> run;     // empty: a mark
+  std::function<void()> run;  // empty: a mark
+  std::function<Step()> step;
+  std::string name;              // of one with steps
   std::optional<EventId> waits;  // for the event's record number `n_record`
   std::optional<EventId> records;
   std::int64_t n_record = 0;
@@ -55,6 +57,7 @@ struct Stream {
 struct Event {
   std::int64_t n_recorded = 0;  // how often it was put into a stream
   std::int64_t n_reached = 0;
+  std::chrono::steady_clock::time_point reached_at;
   Clock clock;  // of the last record
 };
 
@@ -168,14 +171,18 @@ struct Device::State {
 
   void put(StreamId id, const std::string& name, const std::vector<Access>& accesses,
            std::function<void()> run) {
+    Op op;
+    op.run = std::move(run);
+    put_op(id, name, accesses, std::move(op));
+  }
+
+  void put_op(StreamId id, const std::string& name, const std::vector<Access>& accesses, Op op) {
     const Moment now = next(id, name);
     Stream& own = stream(id);
     for (const Access& access : accesses) {
       check_memory(access.address, now, own.clock);
       check_order(access, now, own.clock);
     }
-    Op op;
-    op.run = std::move(run);
     own.ops.push_back(std::move(op));
     // Sometimes a device is fast.
     if (random() % 2 == 0) run_some();
@@ -187,25 +194,50 @@ struct Device::State {
     return !op.waits || event(*op.waits).n_reached >= op.n_record;
   }
 
-  /// Runs one op that can; false where there is none.
+  /// Runs one op that can, or a step of it; false where there is none.
   bool run_one() {
     std::vector<Stream*> ready;
     for (auto& [id, one] : streams) {
       if (can_run(one)) ready.push_back(&one);
     }
-    if (ready.empty()) return false;
-    Stream& one = *ready[random() % ready.size()];
+    while (!ready.empty()) {
+      const auto drawn = ready.begin() + static_cast<std::ptrdiff_t>(random() % ready.size());
+      if (run_first(**drawn)) return true;
+      ready.erase(drawn);
+    }
+    return false;
+  }
+
+  /// Of a stream's first op, that can run. False where its step waits for others.
+  bool run_first(Stream& one) {
+    if (one.ops.front().step) {
+      const Opened opened(*this);
+      const Step step = one.ops.front().step();
+      if (step == Step::done) one.ops.pop_front();
+      return step != Step::blocked;
+    }
     const Op op = std::move(one.ops.front());
     one.ops.pop_front();
     if (op.records) {
       Event& own = event(*op.records);
       own.n_reached = std::max(own.n_reached, op.n_record);
+      own.reached_at = std::chrono::steady_clock::now();
     }
     if (op.run) {
       const Opened opened(*this);
       op.run();
     }
     return true;
+  }
+
+  /// Nothing can run while the host waits.
+  EmulatorError deadlock(const char* what) const {
+    std::string text = what;
+    for (const auto& [id, one] : streams) {
+      if (one.ops.empty() || !one.ops.front().step) continue;
+      text += "; stream " + std::to_string(id) + " waits in " + one.ops.front().name;
+    }
+    return EmulatorError(text);
   }
 
   void run_some() {
@@ -335,6 +367,14 @@ void Device::set(StreamId stream, void* to, int byte, std::size_t n_bytes) {
   state_->put(stream, "a fill", {{to, true}}, [=] { std::memset(to, byte, n_bytes); });
 }
 
+void Device::put(StreamId stream, const char* name, const std::vector<Access>& accesses,
+                 std::function<Step()> step) {
+  Op op;
+  op.step = std::move(step);
+  op.name = name;
+  state_->put_op(stream, name, accesses, std::move(op));
+}
+
 void Device::record(EventId event, StreamId stream) {
   Event& one = state_->event(event);
   Stream& own = state_->stream(stream);
@@ -370,18 +410,30 @@ bool Device::query_stream(StreamId stream) {
   return true;
 }
 
+float Device::elapsed_ms(EventId begin, EventId end) {
+  const Event& first = state_->recorded(begin, "the host asks for the time of");
+  const Event& last = state_->recorded(end, "the host asks for the time of");
+  for (const Event* one : {&first, &last}) {
+    if (one->n_reached < one->n_recorded) {
+      throw EmulatorError("the host asks for the time of an event that is not reached yet");
+    }
+  }
+  return std::chrono::duration<float, std::milli>(last.reached_at - first.reached_at).count();
+}
+
 void Device::synchronize(EventId event) {
   const Event& one = state_->recorded(event, "the host waits for");
   while (one.n_reached < one.n_recorded) {
     if (!state_->run_one())
-      throw EmulatorError("the host waits for an event that is never reached");
+      throw state_->deadlock("the host waits for an event that is never reached");
   }
   merge(state_->host, one.clock);
 }
 
 void Device::synchronize_stream(StreamId stream) {
   while (!state_->stream(stream).ops.empty()) {
-    if (!state_->run_one()) throw EmulatorError("the host waits for a stream that waits for ever");
+    if (!state_->run_one())
+      throw state_->deadlock("the host waits for a stream that waits for ever");
   }
   merge(state_->host, state_->stream(stream).clock);
 }

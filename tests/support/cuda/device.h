@@ -18,6 +18,10 @@ struct Access {
 using StreamId = int;  ///< 0: the legacy default stream, which this project does not use
 using EventId = int;
 
+/// What a step of an op came to: nothing can be done before another op's step, something was done,
+/// or the op is at its end.
+enum class Step : std::uint8_t { blocked, moved, done };
+
 /// One device: memory, streams and events. What is enqueued runs when something waits for it or
 /// asks for it, in an order drawn from the seed among all that the rules of streams and events
 /// allow; so who relies on more gets other bits from other seeds. The device's memory can be read
@@ -30,8 +34,11 @@ using EventId = int;
 ///   - an event that is waited for or queried and was never recorded
 ///   - an asynchronous copy from or to host memory that is not pinned
 ///   - the default stream, and a synchronisation of the whole device
+///   - a wait of the host while nothing can run any more (a deadlock)
 class Device {
  public:
+  static constexpr std::size_t memory_bytes = std::size_t{1} << 32;  ///< of addresses
+
   explicit Device(std::uint64_t seed);
   ~Device();
   Device(const Device&) = delete;
@@ -57,11 +64,17 @@ class Device {
             std::function<void()> work);
   void copy(StreamId stream, void* to, const void* from, std::size_t n_bytes);
   void set(StreamId stream, void* to, int byte, std::size_t n_bytes);
+  /// An op that other ops have a part in: `step` is called again and again while the op is the
+  /// first of its stream, until it says done.
+  void put(StreamId stream, const char* name, const std::vector<Access>& accesses,
+           std::function<Step()> step);
   void record(EventId event, StreamId stream);
   void wait(StreamId stream, EventId event);
   /// Runs a drawn number of ops, and says whether the event has been reached.
   bool query(EventId event);
   bool query_stream(StreamId stream);
+  /// Between the moments at which two events were reached, on the host's clock.
+  float elapsed_ms(EventId begin, EventId end);
   void synchronize(EventId event);
   void synchronize_stream(StreamId stream);
 

@@ -60,8 +60,8 @@ namespace {
 struct Context {
   /// main() begins as if it were called with an empty stack.
   void begin_at(void* stack, std::size_t n_bytes, void (*main)()) {
-    const std::array<std::uintptr_t, 8> first{0, 0, 0, 0, 0, 0,
-                                              reinterpret_cast<std::uintptr_t>(main), 0};
+    const std::array<std::uintptr_t, 8> first{
+        0, 0, 0, 0, 0, 0, reinterpret_cast<std::uintptr_t>(main), 0};
     top = static_cast<std::byte*>(stack) + n_bytes - sizeof(first);
     std::memcpy(top, first.data(), sizeof(first));
   }
