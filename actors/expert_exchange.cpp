@@ -85,8 +85,26 @@ ExpertExchange::Parts ExpertExchange::parts_of_rows(const Call& call) const {
   return parts;
 }
 
+void ExpertExchange::read_back(View x, std::vector<std::int32_t>& into) {
+  copies_.read_back("begins_read", x, [&into](View read) {
+    into.assign(read.as<std::int32_t>(), read.as<std::int32_t>() + read.n_elements());
+  });
+}
+
 Task<> ExpertExchange::carry_out(std::int64_t key) {
-  const Call call = calls_.extract(key).mapped();
+  Call call = calls_.extract(key).mapped();
+  // What says how many rows there are is read here.
+  std::vector<std::int32_t> begins;
+  std::vector<std::int32_t> bounds;
+  if (copies_.device() != Device::cpu && call.kind != Kind::begins) {
+    Event read(loop_, wait_copied, key);
+    read_back(call.begins, begins);
+    read_back(call.bounds, bounds);
+    copies_.notify([&read] { read.set(); });
+    co_await read;
+    call.begins = View(begins.data(), call.begins.shape());
+    call.bounds = View(bounds.data(), call.bounds.shape());
+  }
   const Parts parts = parts_of(call);
   const MessageKind kind =
       call.kind == Kind::begins ? MessageKind::expert_begins : MessageKind::expert_rows;
@@ -104,15 +122,10 @@ Task<> ExpertExchange::carry_out(std::int64_t key) {
     group_.transport.send(rank, tag_, header, parts.sends[m], sent);
   }
   const auto own = static_cast<std::size_t>(group_.index);
-  if (call.kind == Kind::begins) {
-    std::copy_n(parts.sends[own].as<std::int32_t>(), parts.sends[own].n_elements(),
-                parts.receives[own].as<std::int32_t>());
-  } else {
-    Event copied(loop_, wait_copied, key);
-    copy(copies_, parts.sends[own], parts.receives[own]);
-    copies_.notify([&copied] { copied.set(); });
-    co_await copied;
-  }
+  Event copied(loop_, wait_copied, key);
+  copy(copies_, parts.sends[own], parts.receives[own]);
+  copies_.notify([&copied] { copied.set(); });
+  co_await copied;
   for (Event& event : events) co_await event;
 }
 

@@ -42,6 +42,7 @@ class ExpertExchange : public RowExchange, public QueuedCalls {
   };
   void enqueue(Queue& queue, const Call& call);
   Task<> carry_out(std::int64_t key) override;
+  void read_back(View x, std::vector<std::int32_t>& into);
   Parts parts_of(const Call& call) const;
   Parts parts_of_begins(const Call& call) const;
   Parts parts_of_rows(const Call& call) const;

@@ -1,9 +1,12 @@
 #include "tensor/cuda/module.h"
 
 #include <algorithm>
+#include <map>
+#include <memory>
 
 #include "src/base/error.h"
 #include "tensor/cuda/launch.h"
+#include "tensor/cuda/products.h"
 
 namespace llm::cuda {
 namespace {
@@ -17,6 +20,26 @@ cudaStream_t memory_stream() {
           "cudaStreamCreateWithFlags");
   }
   return stream_of_memory;
+}
+
+// By stream, from its first product on.
+std::map<cudaStream_t, std::unique_ptr<Products>> products;
+bool uses_library = true;
+
+void use_library(bool is_used) {
+  uses_library = is_used;
+}
+
+void open_products(cudaStream_t stream) {
+  if (uses_library && products.count(stream) == 0) {
+    products.emplace(stream, std::make_unique<Products>(stream));
+  }
+}
+
+template <auto op, typename... Arguments>
+void multiply(cudaStream_t stream, Arguments... arguments) {
+  open_products(stream);
+  op(stream, arguments...);
 }
 
 void close() {
@@ -92,6 +115,7 @@ cudaStream_t create_stream() {
 }
 
 void destroy_stream(cudaStream_t stream) {
+  products.erase(stream);
   cudaStreamSynchronize(stream);
   cudaStreamDestroy(stream);
 }
@@ -146,6 +170,7 @@ constexpr RuntimeCalls runtime_calls() {
           .release_pinned = release_pinned,
           .create_stream = create_stream,
           .destroy_stream = destroy_stream,
+          .use_library = use_library,
           .synchronize = synchronize,
           .create_event = create_event,
           .destroy_event = destroy_event,
@@ -170,15 +195,26 @@ constexpr OpCalls op_calls() {
           .embedding_forward = embedding_forward,
           .embedding_backward = embedding_backward,
           .add_positions = add_positions,
-          .linear_forward = linear_forward,
-          .linear_backward_input = linear_backward_input,
-          .linear_backward_weight = linear_backward_weight,
+          .linear_forward = multiply<linear_forward>,
+          .linear_backward_input = multiply<linear_backward_input>,
+          .linear_backward_weight = multiply<linear_backward_weight>,
           .rope = rope,
           .attention_forward = attention_forward,
           .attention_backward = attention_backward,
           .cross_entropy = cross_entropy,
           .cross_entropy_statistics = cross_entropy_statistics,
           .cross_entropy_of_parts = cross_entropy_of_parts,
+          .route = route,
+          .router_backward = router_backward,
+          .group_rows = group_rows,
+          .combine_rows = combine_rows,
+          .combine_rows_backward = combine_rows_backward,
+          .order_by_expert = order_by_expert,
+          .rows_by_expert = rows_by_expert,
+          .rows_by_rank = rows_by_rank,
+          .grouped_linear_forward = grouped_linear_forward,
+          .grouped_linear_backward_input = grouped_linear_backward_input,
+          .grouped_linear_backward_weight = grouped_linear_backward_weight,
           .layer_norm_forward = layer_norm_forward,
           .layer_norm_backward = layer_norm_backward,
           .rms_norm_forward = rms_norm_forward,

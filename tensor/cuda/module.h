@@ -40,6 +40,8 @@ struct RuntimeCalls {
   cudaStream_t (*create_stream)();
   /// Waits for what is in it.
   void (*destroy_stream)(cudaStream_t stream);
+  /// Whether streams that multiply from now on do it by cuBLASLt, as at first, or by plain kernels.
+  void (*use_library)(bool is_used);
   void (*synchronize)(cudaStream_t stream);
   /// An event that also tells the time costs more.
   cudaEvent_t (*create_event)(bool is_timed);
@@ -80,6 +82,17 @@ struct OpCalls {
   LLM_CUDA_OP(cross_entropy);
   LLM_CUDA_OP(cross_entropy_statistics);
   LLM_CUDA_OP(cross_entropy_of_parts);
+  LLM_CUDA_OP(route);
+  LLM_CUDA_OP(router_backward);
+  LLM_CUDA_OP(group_rows);
+  LLM_CUDA_OP(combine_rows);
+  LLM_CUDA_OP(combine_rows_backward);
+  LLM_CUDA_OP(order_by_expert);
+  LLM_CUDA_OP(rows_by_expert);
+  LLM_CUDA_OP(rows_by_rank);
+  LLM_CUDA_OP(grouped_linear_forward);
+  LLM_CUDA_OP(grouped_linear_backward_input);
+  LLM_CUDA_OP(grouped_linear_backward_weight);
   LLM_CUDA_OP(layer_norm_forward);
   LLM_CUDA_OP(layer_norm_backward);
   LLM_CUDA_OP(rms_norm_forward);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tensor/cuda/issue.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/elementwise_kernels.h"
 #include "tensor/ops/tiles.h"
@@ -40,6 +41,9 @@ void move_rows(Queue& queue, const char* op, Way way, View begins, View order, V
   expect_elements(order, "order", x.shape()[0], Dtype::i32);
   const std::int64_t width = x.shape()[1];
   const auto bytes = static_cast<std::size_t>(width) * size_of(x.dtype());
+  const auto call =
+      way == Way::by_expert ? &cuda::OpCalls::rows_by_expert : &cuda::OpCalls::rows_by_rank;
+  if (issued(queue, op, call, begins, order, x, y)) return;
   const RowCut cut = cut_by_bytes(x.shape()[0], 8 * width);
   queue.tiles(op, cut.n_tiles(), [=](std::int64_t tile) {
     const Range rows = cut.rows(tile);
@@ -59,6 +63,8 @@ void order_by_expert(Queue& queue, View bounds, MutView begins, MutView order) {
   expect_matrix(bounds, "bounds", Dtype::i32);
   expect_elements(begins, "begins", bounds.shape()[1], Dtype::i32);
   expect_elements(order, "order", order.n_elements(), Dtype::i32);
+  if (issued(queue, "order_by_expert", &cuda::OpCalls::order_by_expert, bounds, begins, order))
+    return;
   queue.work("order_by_expert", [=] { put_in_order(bounds, begins, order); });
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "tensor/cuda/issue.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/elementwise_kernels.h"
 #include "tensor/ops/matmul.h"
@@ -378,6 +379,10 @@ void grouped_linear_forward(Queue& queue, View begins, View x, View weight, View
   const std::int64_t n_experts = check(begins, weight, n_in, n_out, dtype);
   expect(y, "y", dtype, {n, n_out});
   if (!bias.empty()) expect(bias, "bias", {n_experts * n_out});
+  if (issued(queue, "grouped_linear_forward", &cuda::OpCalls::grouped_linear_forward, begins, x,
+             weight, bias, y)) {
+    return;
+  }
   const Cut cut = cut_products(begins, dtype, n, n_out, n_in);
   put(queue, "grouped_linear_forward", Forward{cut, x, weight, bias, y});
 }
@@ -392,6 +397,10 @@ void grouped_linear_backward_input(Queue& queue, View begins, View dy, View weig
   const std::int64_t n_out = dy.shape()[1];
   check(begins, weight, n_in, n_out, dtype);
   expect(dx, "dx", dtype, {n, n_in});
+  if (issued(queue, "grouped_linear_backward_input", &cuda::OpCalls::grouped_linear_backward_input,
+             begins, dy, weight, write, dx)) {
+    return;
+  }
   const Cut cut = cut_products(begins, dtype, n, n_in, n_out);
   put(queue, "grouped_linear_backward_input", BackwardInput{cut, dy, weight, write, dx});
 }
@@ -407,6 +416,11 @@ void grouped_linear_backward_weight(Queue& queue, View begins, View x, View dy, 
   const std::int64_t n_experts = check(begins, dweight, n_in, n_out, Dtype::f32);
   expect(dy, "dy", dtype, {n, n_out});
   if (!dbias.empty()) expect(dbias, "dbias", {n_experts * n_out});
+  if (issued(queue, "grouped_linear_backward_weight",
+             &cuda::OpCalls::grouped_linear_backward_weight, begins, x, dy, write, dweight,
+             dbias)) {
+    return;
+  }
   const BackwardWeight views{begins, x, dy, write, dweight, dbias};
   const RowCut cut = cut_weight(dtype, n_experts, n, n_in, n_out);
   queue.tiles("grouped_linear_backward_weight", n_experts * cut.n_tiles(), [=](std::int64_t tile) {

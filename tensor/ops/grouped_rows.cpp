@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "tensor/cuda/issue.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/elementwise_kernels.h"
 #include "tensor/ops/rounding.h"
@@ -68,6 +69,7 @@ std::int64_t check(const RouterShape& shape, const Routing& routing, const View&
 
 void group_rows(Queue& queue, const RouterShape& shape, const Routing& routing, View x, MutView y) {
   const std::int64_t width = check(shape, routing, y, x);
+  if (issued(queue, "group_rows", &cuda::OpCalls::group_rows, shape, routing, x, y)) return;
   const RowCut cut = cut_by_bytes(shape.n_rows(), 8 * width);
   queue.tiles("group_rows", cut.n_tiles(), [=](std::int64_t tile) {
     const Range rows = cut.rows(tile);
@@ -84,6 +86,8 @@ void group_rows(Queue& queue, const RouterShape& shape, const Routing& routing, 
 void combine_rows(Queue& queue, const RouterShape& shape, const Routing& routing, Weigh weigh,
                   View x, MutView y) {
   const std::int64_t width = check(shape, routing, x, y);
+  if (issued(queue, "combine_rows", &cuda::OpCalls::combine_rows, shape, routing, weigh, x, y))
+    return;
   const RowCut cut = cut_by_bytes(shape.n_tokens, 8 * (shape.top_k + 1) * width);
   queue.tiles("combine_rows", cut.n_tiles(), [=](std::int64_t tile) {
     static thread_local Scratch<float> scratch;
@@ -107,6 +111,9 @@ void combine_rows_backward(Queue& queue, const RouterShape& shape, const Routing
   const std::int64_t width = check(shape, routing, x, dy);
   expect(dx, "dx", x.dtype(), x.shape());
   expect(dweights, "dweights", {shape.n_tokens, shape.top_k});
+  if (issued(queue, "combine_rows_backward", &cuda::OpCalls::combine_rows_backward, shape, routing,
+             x, dy, dx, dweights))
+    return;
   const RowCut cut = cut_by_bytes(shape.n_tokens, 12 * (shape.top_k + 1) * width);
   queue.tiles("combine_rows_backward", cut.n_tiles(), [=](std::int64_t tile) {
     const Range tokens = cut.rows(tile);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tensor/cuda/issue.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/elementwise_kernels.h"
@@ -161,6 +162,7 @@ RowCut cut_of(const RouterShape& shape, std::int64_t n_rows) {
 
 void route(Queue& queue, const RouterShape& shape, const Routing& routing) {
   check(shape, routing);
+  if (issued(queue, "route", &cuda::OpCalls::route, shape, routing)) return;
   const RowCut cut = cut_of(shape, shape.n_tokens);
   queue.tiles("route", cut.n_tiles(), [=](std::int64_t tile) {
     const Range tokens = cut.rows(tile);
@@ -182,6 +184,9 @@ void router_backward(Queue& queue, const RouterShape& shape, const Routing& rout
   expect_elements(labels, "labels", shape.n_tokens, Dtype::i32);
   expect(dlogits, "dlogits", compute_dtype(dlogits, "dlogits"), {shape.n_tokens, shape.n_experts});
   expect(token_losses, "token_losses", {shape.n_tokens, 2});
+  if (issued(queue, "router_backward", &cuda::OpCalls::router_backward, shape, routing, dweights,
+             labels, weights, scale, dlogits, token_losses))
+    return;
   const Backward backward{shape, routing, dweights, labels, weights, scale, dlogits, token_losses};
   const RowCut cut = cut_of(shape, shape.seq_len);
   queue.tiles("router_backward", shape.n_sequences() * cut.n_tiles(), [=](std::int64_t tile) {

@@ -10,7 +10,7 @@ namespace llm::test {
 /// ends before it.
 class EmulatedModule {
  public:
-  explicit EmulatedModule(std::uint64_t seed) : device_(seed) {
+  explicit EmulatedModule(std::uint64_t seed, int guards_each = 16) : device_(seed, guards_each) {
     emulator::current_device() = &device_;
     cuda::use_module(llm_cuda_module());
   }

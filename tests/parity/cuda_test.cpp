@@ -17,13 +17,51 @@ Outcome run_on_device(Settings settings, std::uint64_t seed) {
 }
 
 TEST_CASE("on a device: a rank's training agrees with the CPU's") {
-  for (const ModelConfig& model : {parity_gpt2(0.1f), parity_llama(0.1f)}) {
+  ModelConfig sinusoidal = parity_gpt2(0.1f);
+  sinusoidal.positions = Positions::sinusoidal;
+  for (const ModelConfig& model :
+       {parity_gpt2(0.1f), parity_llama(0.1f), parity_mixtral(0.1f), sinusoidal}) {
     const Settings settings = parity_settings(model, 1, {2, 1}, 2, 3);
     const Outcome on_cpu = run_world(settings, 1, 20);
     const Outcome on_device = run_on_device(settings, 1);
     check_near(on_device, on_cpu);
     check_same(run_on_device(settings, 2), on_device);
   }
+}
+
+TEST_CASE("on a device: plain kernels and the library's products agree") {
+  Settings settings = parity_settings(parity_llama(), 1, {2}, 1, 2);
+  settings.device = Device::cuda;
+  const Outcome by_library = run_on_device(settings, 3);
+  const test::EmulatedModule emulated(3);
+  cuda::module().runtime.use_library(false);
+  check_near(run_world(settings, 3, 20), by_library);
+  cuda::module().runtime.use_library(true);
+}
+
+TEST_CASE("on a device: low precisions agree with the CPU's to their rounding") {
+  for (const Dtype compute : {Dtype::bf16, Dtype::f16}) {
+    ModelConfig model = parity_mixtral();
+    model.compute = compute;
+    Settings settings = parity_settings(model, 1, {2, 1}, 1, 3);
+    if (compute == Dtype::f16) settings.optimizer.loss_scale = LossScaleConfig{};
+    const Outcome on_cpu = run_world(settings, 1, 20);
+    const Outcome on_device = run_on_device(settings, 1);
+    const double tolerance = compute == Dtype::bf16 ? 2e-2 : 3e-3;
+    CHECK(relative_distance(on_device.weights, on_cpu.weights) < tolerance);
+    CHECK(relative_distance(on_device.gradients, on_cpu.gradients) < 5 * tolerance);
+    for (std::size_t i = 0; i < on_cpu.losses.size(); ++i) {
+      CHECK(on_device.losses[i] == Approx(on_cpu.losses[i]).epsilon(tolerance));
+    }
+    check_same(run_on_device(settings, 2), on_device);
+  }
+}
+
+TEST_CASE("on a device: recomputation and the sequence of sums change no bit") {
+  Settings settings = parity_settings(parity_gpt2(0.1f), 1, {1}, 3, 2);
+  const Outcome expected = run_on_device(settings, 1);
+  settings.recompute_blocks = true;
+  check_same(run_on_device(settings, 2), expected);
 }
 
 }  // namespace

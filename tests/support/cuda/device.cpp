@@ -76,7 +76,7 @@ struct Uses {
 }  // namespace
 
 struct Device::State {
-  explicit State(std::uint64_t seed) : random(seed) {
+  State(std::uint64_t seed, int guards_each_) : guards_each(guards_each_), random(seed) {
     void* const memory =
         mmap(nullptr, arena_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -99,8 +99,15 @@ struct Device::State {
 
   /// Device memory can be touched while one lives.
   struct Opened {
-    explicit Opened(State& state_) : state(state_) { state.open(true); }
-    ~Opened() { state.open(false); }
+    explicit Opened(State& state_) : state(state_) {
+      if (state.n_open_bytes < state.used) state.open(true);
+      state.n_open_bytes = state.used;
+    }
+    ~Opened() {
+      if (++state.n_opened % state.guards_each != 0) return;
+      state.open(false);
+      state.n_open_bytes = 0;
+    }
     State& state;
   };
 
@@ -245,6 +252,9 @@ struct Device::State {
     }
   }
 
+  const int guards_each;
+  int n_opened = 0;
+  std::size_t n_open_bytes = 0;  ///< the first of the arena
   std::mt19937_64 random;
   std::byte* arena = nullptr;
   std::size_t used = 0;
@@ -258,7 +268,8 @@ struct Device::State {
   int n_created = 0;
 };
 
-Device::Device(std::uint64_t seed) : state_(std::make_unique<State>(seed)) {}
+Device::Device(std::uint64_t seed, int guards_each)
+    : state_(std::make_unique<State>(seed, guards_each)) {}
 
 Device::~Device() = default;
 

@@ -39,7 +39,8 @@ class Device {
  public:
   static constexpr std::size_t memory_bytes = std::size_t{1} << 32;  ///< of addresses
 
-  explicit Device(std::uint64_t seed);
+  /// The host is kept from the device's memory after each so many ops: it costs a system call.
+  explicit Device(std::uint64_t seed, int guards_each = 1);
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
