@@ -17,8 +17,9 @@ using cudaStream_t = struct CUstream_st*;
 /// The ops of tensor/ops/NAME.h on a device: each puts its kernels into a stream. Arguments are as
 /// there, checked by the caller, and all views lie on the device. Where the plain body of an op is
 /// its definition to the bit (copies, conversions, additions, dropout, AdamW, sums of squares,
-/// embeddings), these give its bits; the others agree to rounding. Products and attention are the
-/// plain kernels, which every device and the emulator can run.
+/// embeddings), these give its bits; the others agree to rounding. Products are cuBLASLt's in a
+/// stream that has them (tensor/cuda/products.h), else plain kernels, as attention is: every device
+/// and the emulator can run those.
 namespace llm::cuda {
 
 void copy(cudaStream_t stream, View x, MutView y);
