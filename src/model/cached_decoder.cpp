@@ -3,7 +3,9 @@
 #include "src/model/block_parts.h"
 #include "src/model/mlp.h"
 #include "tensor/ops/attention_step.h"
+#include "tensor/ops/elementwise.h"
 #include "tensor/ops/embedding.h"
+#include "tensor/upload.h"
 
 namespace llm {
 
@@ -13,8 +15,9 @@ CachedDecoder::CachedDecoder(const Decoder& decoder, std::vector<Values> values,
       values_(std::move(values)),
       capacity_(capacity),
       queue_(queue),
-      cache_(cache_bytes(decoder.config(), capacity)),
-      logits_(decoder.config().vocab_size * 4) {
+      cache_(cache_bytes(decoder.config(), capacity), queue.device()),
+      logits_(decoder.config().vocab_size * 4, queue.device()) {
+  if (queue.device() != Device::cpu) read_ = Storage::pinned(logits_.n_bytes());
   const ModelConfig& config = decoder.config();
   CHECK_CONTRACT(config.compute == Dtype::f32, "keys and values are kept in f32");
   CHECK_CONTRACT(config.tp.size == 1, "text needs the whole model in one place");
@@ -42,25 +45,33 @@ View CachedDecoder::read(std::span<const std::int32_t> tokens) {
   } else {
     for (const std::int32_t& token : tokens) read_some({&token, 1});
   }
-  return logits_.view(Dtype::f32, {1, decoder_.config().vocab_size});
+  const Storage& here = queue_.device() == Device::cpu ? logits_ : read_;
+  return here.view(Dtype::f32, {1, decoder_.config().vocab_size});
 }
 
 void CachedDecoder::read_some(std::span<const std::int32_t> tokens) {
   const ModelConfig& config = decoder_.config();
   const auto n = static_cast<std::int64_t>(tokens.size());
   if (n > n_rows_) {
-    scratch_ = Arena(scratch_bytes(config, all_layers(config), 1, n));
-    hidden_ = Storage(n * config.hidden_size * 4);
+    scratch_ = Arena(scratch_bytes(config, all_layers(config), 1, n), queue_.device());
+    hidden_ = Storage(n * config.hidden_size * 4, queue_.device());
     n_rows_ = n;
   }
   const Pass pass{
       .queue = queue_, .scratch = scratch_, .batch = 1, .seq_len = n, .training = false};
   const MutView x = hidden_.view(Dtype::f32, {n, config.hidden_size});
-  embed(pass, View(tokens.data(), {n}), x);
+  const View ids(tokens.data(), {n});
+  if (queue_.device() != Device::cpu) check_tokens(ids, config.vocab_size);
+  const Upload there(queue_, ids);
+  embed(pass, there.view(), x);
   for (std::int64_t layer = 0; layer < config.n_layers; ++layer) block(pass, layer, x);
+  const MutView logits = logits_.view(Dtype::f32, {1, config.vocab_size});
   decoder_.head_logits(pass, values_.back(),
                        part(View(x), (n - 1) * config.hidden_size, {1, config.hidden_size}),
-                       logits_.view(Dtype::f32, {1, config.vocab_size}));
+                       logits);
+  if (queue_.device() != Device::cpu) {
+    copy(queue_, logits, read_.view(Dtype::f32, logits.shape()));
+  }
   queue_.finish();
   n_read_ += n;
 }

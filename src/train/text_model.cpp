@@ -114,17 +114,18 @@ fs::path find_weights(const fs::path& folder) {
                   checkpoint.string()));
 }
 
-TextModel::TextModel(const Config& config) : pool_(config.n_threads), queue_(Device::cpu, &pool_) {
+TextModel::TextModel(const Config& config)
+    : device_(config.device), pool_(config.n_threads), queue_(config.device, &pool_) {
   const fs::path weights = find_weights(config.folder);
   const std::optional<llm::Config> run = run_config(weights);
   if (is_file(weights / "config.json") || !run) {
     const HfConfig read = read_hf_config(weights);
-    decoder_.emplace(read.model);
+    decoder_.emplace(read.model, device_);
     for (const std::int64_t id : read.ids.end) {
       end_ids_.push_back(static_cast<std::int32_t>(id));
     }
   } else {
-    decoder_.emplace(decoder_config(run->model));
+    decoder_.emplace(decoder_config(run->model), device_);
   }
   if (run) trained_seq_len_ = run->data.max_seq_len;
   tokenizer_ = find_tokenizer(config.tokenizer, weights, run);
@@ -147,7 +148,7 @@ void TextModel::read_weights(const fs::path& weights) {
     for (std::size_t i = 0; i < specs.size(); ++i) {
       read(specs[i], Range{0, specs[i].n_elements()}, model_->parameter(i));
     }
-    values_ = model_->values();
+    values_ = model_->values(device_);
   };
   std::string kind = "a sharded checkpoint";
   if (has_hf_weights(weights)) {
@@ -267,17 +268,18 @@ void TextModel::add_losses(std::span<const std::int32_t> samples, std::int64_t s
   const auto n = static_cast<std::int64_t>(samples.size()) - 1;
   const std::int64_t batch = n / seq_len;
   const std::int64_t n_scratch = scratch_bytes(config(), all_layers(config()), batch, seq_len);
-  if (scratch_.n_bytes() < n_scratch) scratch_ = Arena(n_scratch);
-  const Storage hidden(n * config().hidden_size * 4);
+  if (scratch_.n_bytes() < n_scratch) scratch_ = Arena(n_scratch, queue_.device());
+  const Storage hidden(n * config().hidden_size * 4, queue_.device());
   const MutView x = hidden.view(Dtype::f32, {n, config().hidden_size});
   const Pass pass{
       .queue = queue_, .scratch = scratch_, .batch = batch, .seq_len = seq_len, .training = false};
   LossSum sum;
-  decoder_->embed(pass, values_.front(), View(samples.data(), {n}), x);
+  const Upload ids(queue_, View(samples.data(), {n + 1}));
+  decoder_->embed(pass, values_.front(), part(ids.view(), 0, {n}), x);
   for (std::int64_t layer = 0; layer < config().n_layers; ++layer) {
     decoder_->block(pass, layer, values_[static_cast<std::size_t>(layer + 1)], x);
   }
-  decoder_->head_loss(pass, values_.back(), x, View(samples.data() + 1, {n}), sum);
+  decoder_->head_loss(pass, values_.back(), x, part(ids.view(), 1, {n}), sum);
   queue_.finish();
   loss.loss += sum.sum;
   loss.n_tokens += sum.n_valid;

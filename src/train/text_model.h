@@ -16,6 +16,7 @@
 #include "src/train/whole_model.h"
 #include "tensor/queue.h"
 #include "tensor/thread_pool.h"
+#include "tensor/upload.h"
 
 namespace llm {
 
@@ -35,6 +36,7 @@ class TextModel {
     /// in the run's folder, or what the run's config.yaml says.
     std::string tokenizer;
     int n_threads = 1;
+    Device device = Device::cpu;
   };
   /// Reads config.json (where there is none, the run's config.yaml), weights and tokenizer. Throws
   /// FileError, DataError or ConfigError naming what is wrong, before weights are read where that
@@ -88,6 +90,7 @@ class TextModel {
   std::vector<std::int32_t> prompt_ids(std::string_view prompt) const;
   void add_losses(std::span<const std::int32_t> samples, std::int64_t seq_len, Loss& loss);
 
+  const Device device_;
   std::vector<std::int32_t> end_ids_;
   std::int64_t trained_seq_len_ = 0;
   std::string summary_;

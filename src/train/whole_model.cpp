@@ -13,7 +13,7 @@ WholeModel::WholeModel(const ModelConfig& config)
   }
 }
 
-std::vector<Values> WholeModel::values() {
+std::vector<Values> WholeModel::values(Device device) {
   std::vector<View> views(views_.begin(), views_.end());
   if (config_.compute != Dtype::f32) {
     const auto width = static_cast<std::int64_t>(size_of(config_.compute));
@@ -28,6 +28,13 @@ std::vector<Values> WholeModel::values() {
       views[i] = rounded;
     }
     queue.finish();
+  }
+  if (device != Device::cpu) {
+    Queue queue(device);
+    for (View& view : views) {
+      view = uploads_.emplace_back(queue, view).view();
+      queue.finish();
+    }
   }
   const std::vector<ParameterUse> uses = parameter_uses(config_);
   std::vector<Values> by_layer;

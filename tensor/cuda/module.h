@@ -79,6 +79,9 @@ struct OpCalls {
   LLM_CUDA_OP(rope);
   LLM_CUDA_OP(attention_forward);
   LLM_CUDA_OP(attention_backward);
+  LLM_CUDA_OP(rope_step);
+  LLM_CUDA_OP(keep_keys_values);
+  LLM_CUDA_OP(attention_step);
   LLM_CUDA_OP(cross_entropy);
   LLM_CUDA_OP(cross_entropy_statistics);
   LLM_CUDA_OP(cross_entropy_of_parts);

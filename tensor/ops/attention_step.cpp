@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "tensor/cuda/issue.h"
 #include "tensor/ops/attention_kernels.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/matmul.h"
@@ -61,6 +62,7 @@ void rope_step(Queue& queue, AttentionShape shape, float theta, std::int64_t pos
                MutView qkv) {
   check_one_token(shape, qkv);
   CHECK_CONTRACT(shape.head_dim % 2 == 0, "rotary positions turn pairs: head_dim is even");
+  if (issued(queue, "rope_step", &cuda::OpCalls::rope_step, shape, theta, position, qkv)) return;
   queue.work("rope_step", [=] {
     const auto half = static_cast<std::size_t>(shape.head_dim / 2);
     std::vector<float> cos(half);
@@ -88,6 +90,10 @@ void keep_keys_values(Queue& queue, AttentionShape shape, View qkv, std::int64_t
   const std::int64_t capacity = check_kept(shape, keys, "keys");
   CHECK_CONTRACT(check_kept(shape, values, "values") == capacity, "keys and values go together");
   CHECK_CONTRACT(begin >= 0 && begin + shape.seq_len <= capacity, "what is kept has room");
+  if (issued(queue, "keep_keys_values", &cuda::OpCalls::keep_keys_values, shape, qkv, begin, keys,
+             values)) {
+    return;
+  }
   queue.work("keep_keys_values", [=] {
     const HeadColumns columns(shape);
     for (std::int64_t head = 0; head < shape.n_kv_heads; ++head) {
@@ -108,6 +114,10 @@ void attention_step(Queue& queue, AttentionShape shape, View qkv, View keys, Vie
   CHECK_CONTRACT(check_kept(shape, values, "values") == capacity, "keys and values go together");
   CHECK_CONTRACT(n_kept >= 1 && n_kept <= capacity, "a step reads what is kept");
   expect(out, "out", {1, shape.n_heads * shape.head_dim});
+  if (issued(queue, "attention_step", &cuda::OpCalls::attention_step, shape, qkv, keys, values,
+             n_kept, out)) {
+    return;
+  }
   queue.tiles("attention_step", shape.n_heads, [=](std::int64_t head) {
     const HeadColumns columns(shape);
     const std::int64_t d = shape.head_dim;

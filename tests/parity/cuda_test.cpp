@@ -1,8 +1,11 @@
 // Whole training runs on an emulated device: within rounding of the CPU's, and the same bits
 // whatever the device's timing and the layout.
 #include <catch2/catch.hpp>
-#include <string>
+#include <vector>
 
+#include "src/model/cached_decoder.h"
+#include "src/model/init.h"
+#include "src/train/whole_model.h"
 #include "tests/cuda/emulated_module.h"
 #include "tests/parity/check_same.h"
 #include "tests/parity/world.h"
@@ -62,6 +65,39 @@ TEST_CASE("on a device: recomputation and the sequence of sums change no bit") {
   const Outcome expected = run_on_device(settings, 1);
   settings.recompute_blocks = true;
   check_same(run_on_device(settings, 2), expected);
+}
+
+/// The logits after each of some tokens, the first ones read at once.
+std::vector<std::vector<float>> logits_of(const ModelConfig& model, Device device) {
+  WholeModel whole(model);
+  const std::vector<ParameterSpec> specs = parameters(model);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    initialize(specs[i], 3, {0, specs[i].n_elements()}, whole.parameter(i));
+  }
+  const Decoder decoder(model, device);
+  Queue queue(device);
+  CachedDecoder cached(decoder, whole.values(device), model.max_seq_len, queue);
+  std::vector<std::vector<float>> all;
+  for (const std::vector<std::int32_t>& some :
+       {std::vector<std::int32_t>{3, 1, 30}, {7}, {12, 0}}) {
+    const View logits = cached.read(some);
+    all.emplace_back(logits.as<float>(), logits.as<float>() + logits.n_elements());
+  }
+  return all;
+}
+
+TEST_CASE("on a device: text is read as on the CPU") {
+  for (const ModelConfig& model : {parity_gpt2(), parity_llama(), parity_mixtral()}) {
+    const auto on_cpu = logits_of(model, Device::cpu);
+    const test::EmulatedModule emulated(9);
+    const auto on_device = logits_of(model, Device::cuda);
+    REQUIRE(on_device.size() == on_cpu.size());
+    for (std::size_t i = 0; i < on_cpu.size(); ++i) {
+      for (std::size_t v = 0; v < on_cpu[i].size(); ++v) {
+        REQUIRE(on_device[i][v] == Approx(on_cpu[i][v]).margin(1e-5));
+      }
+    }
+  }
 }
 
 }  // namespace
