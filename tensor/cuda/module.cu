@@ -7,6 +7,9 @@
 #include "src/base/error.h"
 #include "tensor/cuda/launch.h"
 #include "tensor/cuda/products.h"
+#ifndef LLM_CUDA_BUILD
+#include "cuda_build.h"
+#endif
 
 namespace llm::cuda {
 namespace {
