@@ -29,15 +29,21 @@ MutView doubles(const Storage& storage) {
 
 }  // namespace
 
-std::int64_t square_sum_bytes(const ModelConfig& config, const LayerRanges& ranges) {
+std::int64_t square_chunk_bytes(const ModelConfig& config, const LayerRanges& ranges) {
   const std::vector<ParameterSpec> specs = parameters(config);
-  auto total = static_cast<std::int64_t>(specs.size());
+  std::int64_t total = 0;
   for (const std::size_t i : owned_parameters(config, ranges)) {
     total += n_chunks(specs[i].n_elements());
   }
+  return total * 8;
+}
+
+std::int64_t square_sum_bytes(const ModelConfig& config, const LayerRanges& ranges) {
+  const std::vector<ParameterSpec> specs = parameters(config);
+  auto total = static_cast<std::int64_t>(specs.size());
   total += (config.tp.size > 1 ? config.tp.size : 0) * static_cast<std::int64_t>(specs.size());
   total += (config.ep.size > 1 ? config.ep.size : 0) * static_cast<std::int64_t>(specs.size());
-  return total * 8;
+  return total * 8 + square_chunk_bytes(config, ranges);
 }
 
 SquareSums::SquareSums(Group& pipeline, Group& owners, Group& tensor, Plan plan,

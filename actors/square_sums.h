@@ -65,7 +65,9 @@ class SquareSums {
   std::vector<GatherRound> parameter_gather_;
 };
 
-/// Bytes of the sums of a rank's chunks and of all parameters: for --plan.
+/// Bytes of the sums of a rank's chunks, on its device where it computes there; and of them and
+/// those of all parameters on the CPU: for --plan.
+std::int64_t square_chunk_bytes(const ModelConfig& config, const LayerRanges& ranges);
 std::int64_t square_sum_bytes(const ModelConfig& config, const LayerRanges& ranges);
 
 }  // namespace llm

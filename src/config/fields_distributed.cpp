@@ -22,8 +22,7 @@ void launch_fields(Rows<DistributedConfig>& rows) {
       .reads("gloo", "mpi", "gloo means mpi");
   rows.add("device", &D::device, "Where ranks compute; auto means cuda if there is one, else cpu.")
       .of({"auto", "cpu", "cuda"})
-      .without("gpu", "write device: cuda")
-      .later({std::string("auto"), std::string("cpu")}, "write device: cpu");
+      .without("gpu", "write device: cuda");
   rows.add("threads_per_rank", &D::threads_per_rank,
            "Threads that compute on each rank; never changes the numbers. They run on the cores "
            "that "

@@ -63,14 +63,18 @@ RunState CheckpointWriter::state_of(const StepEnd& end) const {
 }
 
 Task<> CheckpointWriter::run() {
-  if (plan_.copies && own_part() != nullptr) {
+  const bool is_on_device = state_.device() != Device::cpu;
+  if (is_on_device && own_part() != nullptr) {
+    snapshot_.take_memory();
+  } else if (plan_.copies && own_part() != nullptr) {
     const std::function<void()> work = [this] { snapshot_.take_memory(); };
     co_await side_.run(work);
   }
   for (std::int64_t n = 0;; ++n) {
     const StepEnd end = co_await step_end_.take(n);
-    // Nothing changes the state after the last step; before it a copy is written.
-    const bool copies = end.save != Save::never && !end.is_last && own_part() != nullptr;
+    // Nothing changes the state after the last step; before it, and of a device, a copy is written.
+    const bool copies =
+        end.save != Save::never && (!end.is_last || is_on_device) && own_part() != nullptr;
     if (copies) {
       snapshot_.enqueue(compute_);
       Event copied(transport_.loop(), wait_copied, end.step);

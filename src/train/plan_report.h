@@ -15,6 +15,7 @@ struct LedgerEntry {
   LedgerKind kind;
   std::string what;
   std::int64_t n_bytes;
+  bool is_on_host = false;  ///< of a run on devices: not in the device's memory
 };
 
 /// Everything `rank` allocates for a run, exactly as it will be: parameters, the accumulation

@@ -28,19 +28,30 @@ void add(std::vector<LedgerEntry>& ledger, LedgerKind kind, std::string what,
   if (n_bytes > 0) ledger.push_back({kind, std::move(what), n_bytes});
 }
 
+/// Of a run on devices: what lies in the memory of the node.
+void add_on_host(std::vector<LedgerEntry>& ledger, const Settings& s, LedgerKind kind,
+                 std::string what, std::int64_t n_bytes) {
+  const bool is_apart = s.device != Device::cpu;
+  add(ledger, kind, what + (is_apart ? ", on the host" : ""), n_bytes);
+  if (is_apart && n_bytes > 0) ledger.back().is_on_host = true;
+}
+
 /// What a checkpoint is written from while training goes on, and where its tensors are put
 /// together.
 void add_save(std::vector<LedgerEntry>& ledger, const Settings& s, int rank, std::int64_t n_owned) {
-  if (!s.saves.enabled || s.saves.interval_steps == 0) return;
+  const bool copies = s.saves.interval_steps > 0 || s.device != Device::cpu;
+  if (!s.saves.enabled || !copies) return;
   const std::vector<MasterPieces> sources = master_pieces(s);
   const bool is_source = std::any_of(sources.begin(), sources.end(),
                                      [rank](const auto& source) { return source.rank == rank; });
-  if (is_source) add(ledger, LedgerKind::other, "copy for checkpoints", 3 * n_owned * 4);
+  if (is_source) {
+    add_on_host(ledger, s, LedgerKind::other, "copy for checkpoints", 3 * n_owned * 4);
+  }
   if (rank != 0 || s.saves_sharded || sources.size() == 1) return;
   std::int64_t most = 0;
   for (const ParameterSpec& spec : parameters(s.model)) most = std::max(most, spec.n_elements());
-  add(ledger, LedgerKind::other, "one whole tensor of checkpoints",
-      (s.grid.tp > 1 || model_of(s, rank).ep.size > 1 ? 2 : 1) * most * 4);
+  add_on_host(ledger, s, LedgerKind::other, "one whole tensor of checkpoints",
+              (s.grid.tp > 1 || model_of(s, rank).ep.size > 1 ? 2 : 1) * most * 4);
 }
 
 void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
@@ -92,7 +103,12 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
     add(ledger, LedgerKind::other, "sums of tensor-parallel layers",
         tensor_sums_bytes(s.grid.tp, n_sharers, tensor_sums_plan(s, rank)));
   }
-  add(ledger, LedgerKind::other, "sums of squares", square_sum_bytes(model_of(s, rank), layers));
+  add_on_host(ledger, s, LedgerKind::other, "sums of squares",
+              square_sum_bytes(model_of(s, rank), layers));
+  if (s.device != Device::cpu) {
+    add(ledger, LedgerKind::other, "sums of squares",
+        square_chunk_bytes(model_of(s, rank), layers));
+  }
 }
 
 void add_activations(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
@@ -115,6 +131,9 @@ void add_activations(std::vector<LedgerEntry>& ledger, const Settings& s, int ra
   add(ledger, LedgerKind::other, "scratch of one layer", bytes.n_rooms * bytes.scratch);
   add(ledger, LedgerKind::other, "table of positions", position_table_bytes(model_of(s, rank)));
 }
+
+/// cuda::Products' workspace.
+constexpr std::int64_t device_workspace_bytes = std::int64_t{32} << 20;
 
 /// What the rank's products and attention take beside their operands.
 std::int64_t op_bytes(const Settings& s, int rank) {
@@ -170,7 +189,13 @@ std::vector<LedgerEntry> memory_ledger(const Settings& s, int rank) {
   }
   const int n_halves = (reads_tokens(s, rank) ? 1 : 0) + (reads_labels(s, rank) ? 1 : 0);
   add(ledger, LedgerKind::other, "tokens and labels", n_halves * samples * s.seq_len * 4);
-  add(ledger, LedgerKind::threads, "scratch of ops", op_bytes(s, rank));
+  if (s.device == Device::cpu) {
+    add(ledger, LedgerKind::threads, "scratch of ops", op_bytes(s, rank));
+  } else {
+    add_on_host(ledger, s, LedgerKind::other, "tokens and labels",
+                n_halves * samples * s.seq_len * 4);
+    add(ledger, LedgerKind::threads, "workspace of products", device_workspace_bytes);
+  }
   return ledger;
 }
 

@@ -33,6 +33,7 @@
 #include "src/train/resume.h"
 #include "src/train/run_dir.h"
 #include "src/train/settings_from_config.h"
+#include "src/train/snapshot.h"
 #include "src/train/stalls.h"
 #include "src/train/start.h"
 #include "src/train/trace_run.h"
@@ -155,7 +156,7 @@ class Run {
       monitor->close();
     } catch (const OutOfMemory& error) {
       throw Error(error.code(), out_of_memory_text(start_.settings, session_.rank(), error.n_bytes,
-                                                   storage_bytes_in_use()));
+                                                   storage_bytes_in_use(start_.settings.device)));
     }
     Trainer& trainer = *made;
     if (trace) end_trace(session_, *trace, request_.trace_dir);
@@ -218,8 +219,9 @@ class Run {
             .style = style,
             .log_interval = logging.log_interval,
             .flops_per_token = flops_per_token(start_.settings.model, start_.settings.seq_len),
-            .peak_flops = measure_matmul_flops(start_.settings.model.compute) * session_.n_ranks() *
-                          start_.settings.threads_per_rank,
+            .peak_flops =
+                measure_matmul_flops(start_.settings.model.compute, start_.settings.device) *
+                session_.n_ranks() * start_.settings.threads_per_rank,
             .seq_len = start_.settings.seq_len,
             .process_begin_ns =
                 request_.process_begin.time_since_epoch() / std::chrono::nanoseconds(1),
@@ -288,8 +290,17 @@ class Run {
     log_aside(fmt::format("{} {} of {} steps", stopped ? "stopped by a signal after" : "done:",
                           trainer.n_steps_done(), start_.settings.n_steps));
     const Settings& s = start_.settings;
-    const bool has_all =
-        s.grid.pp == 1 && s.grid.tp == 1 && s.zero_stage == 0 && !s.spreads_experts;
+    const bool has_all = s.device == Device::cpu && s.grid.pp == 1 && s.grid.tp == 1 &&
+                         s.zero_stage == 0 && !s.spreads_experts;
+    std::optional<Snapshot> snapshot;  // of a device's state
+    PieceSource pieces = pieces_of(trainer.state());
+    if (s.device != Device::cpu) {
+      snapshot.emplace(trainer.state());
+      snapshot->take_memory();
+      snapshot->enqueue(trainer.compute());
+      trainer.compute().finish();
+      pieces = snapshot->pieces();
+    }
     if (session_.rank() == 0) {
       const bool quiet = start_.loaded.config.logging.progress == "off";
       const bool says_sample = !quiet && !stopped;
@@ -297,7 +308,7 @@ class Run {
         save_final(start_, [&trainer](std::size_t i) { return trainer.state().parameter(i); });
         if (says_sample) say_sample(trainer.decoder(), values_of(trainer.state()));
       } else {
-        save_from_all(loop, trainer, says_sample);
+        save_from_all(loop, trainer, pieces, says_sample);
       }
       if (!quiet) {
         progress_->say(
@@ -307,7 +318,7 @@ class Run {
                         start_.settings.n_steps, start_.run_dir, start_.suffix, start_.suffix));
       }
     } else if (!has_all && trainer.master_server() != nullptr) {
-      loop.spawn("master_server", trainer.master_server()->run(pieces_of(trainer.state())));
+      loop.spawn("master_server", trainer.master_server()->run(pieces));
       loop.run();
     }
     return static_cast<int>(stopped ? ExitCode::stopped : ExitCode::ok);
@@ -318,9 +329,9 @@ class Run {
   }
 
   /// Rank 0, where ranks own a part of the weights each.
-  void save_from_all(Loop& loop, Trainer& trainer, bool says_sample) {
+  void save_from_all(Loop& loop, Trainer& trainer, const PieceSource& pieces, bool says_sample) {
     MasterFetcher& fetcher = trainer.master_fetcher();
-    fetcher.set_source(pieces_of(trainer.state()));
+    fetcher.set_source(pieces);
     const ValueOf fetch = [&loop, &fetcher](std::size_t canonical) {
       loop.spawn("master_fetcher", fetcher.fetch(canonical));
       loop.run();

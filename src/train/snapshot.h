@@ -6,13 +6,13 @@
 
 namespace llm {
 
-/// A copy of the weights and moments that a rank owns, from which a checkpoint is written while
-/// training goes on: 12 bytes for each owned element.
+/// A copy on the CPU of the weights and moments that a rank owns, from which a checkpoint is
+/// written while training goes on: 12 bytes for each owned element.
 class Snapshot {
  public:
   explicit Snapshot(const ModelState& state) : state_(state) {}
-  /// Takes the memory, on any thread, before the first copy: its pages cost more time than the
-  /// copy.
+  /// Takes the memory, before the first copy: its pages cost more time than the copy. On any thread
+  /// where the state is on the CPU.
   void take_memory();
   /// Enqueues the copying; what is enqueued after it may change the state.
   void enqueue(Queue& queue);

@@ -1,6 +1,7 @@
 #include "src/train/start.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
 
@@ -13,6 +14,7 @@
 #include "src/data/bpe_tokenizer.h"
 #include "src/io/hf_folder.h"
 #include "src/train/data_setup.h"
+#include "src/train/device.h"
 #include "src/train/init_from.h"
 #include "src/train/resume.h"
 #include "src/train/run_dir.h"
@@ -117,6 +119,37 @@ std::vector<RankFacts> gather_facts(const MpiSession& session, const RunRequest&
   return facts;
 }
 
+int rank_on_node(const MpiSession& session) {
+  const std::vector<int>& node_of = session.node_of_ranks();
+  const auto own = node_of.begin() + session.rank();
+  return static_cast<int>(std::count(node_of.begin(), own, *own));
+}
+
+/// Every rank calls it: where all of them compute. Rank 0 has the configuration.
+Device agree_on_device(const MpiSession& session, Start& start) {
+  const std::string asked = session.broadcast(start.loaded.config.distributed.device);
+  if (asked == "cpu") return Device::cpu;
+  const FoundDevice own = find_device(asked, rank_on_node(session));
+  std::vector<FoundDevice> found;
+  for (const std::string& one : session.gather(to_text(own))) {
+    found.push_back(found_device_of(one));
+  }
+  bool is_cuda = false;
+  if (session.rank() == 0) {
+    const bool may_share = std::getenv("LLM_SHARE_DEVICE") != nullptr;
+    const DeviceChoice choice = choose_device(asked, found, start.facts, may_share);
+    is_cuda = choice.is_cuda;
+    if (!choice.note.empty()) start.loaded.notes.push_back(choice.note);
+    resolve_backend(start.loaded, is_cuda ? own.n_devices : 0);
+    for (std::size_t rank = 0; rank < found.size() && is_cuda; ++rank) {
+      start.facts[rank].device = device_text(found[rank]);
+    }
+  }
+  is_cuda = session.broadcast(is_cuda ? "1" : "0") == "1";
+  if (is_cuda) take_device(own);
+  return is_cuda ? Device::cuda : Device::cpu;
+}
+
 bool is_within(const std::filesystem::path& folder, const std::filesystem::path& whole) {
   const auto inner = std::filesystem::weakly_canonical(folder);
   const auto outer = std::filesystem::weakly_canonical(whole);
@@ -172,13 +205,15 @@ Start begin(const MpiSession& session, const RunRequest& request) {
     check_alike(start.facts, session.node_of_ranks(), request.config_path);
     start.loaded = load(request);
     check_task(start.loaded, request.task);
-    resolve_backend(start.loaded, 0);
     check_launch(start.loaded, session.n_ranks(), request.command);
     for (std::string& note : check_nodes(start.loaded, session.node_of_ranks())) {
       start.loaded.notes.push_back(std::move(note));
     }
     start.schedule = read_schedule(start.loaded);
     start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16, start.schedule);
+  }
+  const Device device = agree_on_device(session, start);
+  if (is_first) {
     take_folders(start);
     candidates = resume_candidates(start.loaded.config);
   }
@@ -192,6 +227,7 @@ Start begin(const MpiSession& session, const RunRequest& request) {
     start.loaded = load_resolved(yaml);
     start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16, start.schedule);
   }
+  start.settings.device = device;
   start.settings.shares_memory = ranks_share_memory(session);
   return start;
 }

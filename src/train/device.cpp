@@ -1,0 +1,105 @@
+#include "src/train/device.h"
+
+#include <fmt/format.h>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "src/base/error.h"
+#include "tensor/cuda/module.h"
+#include "tensor/cuda/open_module.h"
+
+namespace llm {
+namespace {
+
+/// The first two ranks of one node that would take one device; {-1, -1}: none.
+std::pair<int, int> sharing_ranks(const std::vector<FoundDevice>& found,
+                                  const std::vector<RankFacts>& facts) {
+  std::map<std::pair<std::string, std::string>, int> taken;
+  for (std::size_t rank = 0; rank < found.size(); ++rank) {
+    const auto [at, is_new] =
+        taken.emplace(std::pair(facts[rank].host, found[rank].pci_id), static_cast<int>(rank));
+    if (!is_new) return {at->second, static_cast<int>(rank)};
+  }
+  return {-1, -1};
+}
+
+}  // namespace
+
+std::string to_text(const FoundDevice& found) {
+  return nlohmann::json{{"n_devices", found.n_devices},
+                        {"index", found.index},
+                        {"name", found.name},
+                        {"pci_id", found.pci_id},
+                        {"why_not", found.why_not}}
+      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+FoundDevice found_device_of(const std::string& text) {
+  const nlohmann::json json = nlohmann::json::parse(text);
+  return {.n_devices = json.at("n_devices"),
+          .index = json.at("index"),
+          .name = json.at("name"),
+          .pci_id = json.at("pci_id"),
+          .why_not = json.at("why_not")};
+}
+
+int device_index(int n_devices, int rank_on_node) {
+  if (n_devices == 1) return 0;
+  return rank_on_node < n_devices ? rank_on_node : -1;
+}
+
+FoundDevice find_device(const std::string& asked, int rank_on_node) {
+  FoundDevice found;
+  if (asked == "cpu") return found;
+  found.why_not = cuda::open_module();
+  if (!found.why_not.empty()) return found;
+  const cuda::RuntimeCalls& runtime = cuda::module().runtime;
+  found.n_devices = runtime.n_devices();
+  found.index = device_index(found.n_devices, rank_on_node);
+  if (found.index < 0) {
+    found.why_not = fmt::format(
+        "it is rank {} of its node counted from 0, which shows it {} devices; start no more ranks "
+        "on a node than it has devices",
+        rank_on_node, found.n_devices);
+    return found;
+  }
+  runtime.select(found.index);
+  const cuda::DeviceFacts facts = runtime.facts(found.index);
+  found.name = facts.name;
+  found.pci_id = facts.pci_id;
+  return found;
+}
+
+DeviceChoice choose_device(const std::string& asked, const std::vector<FoundDevice>& found,
+                           const std::vector<RankFacts>& facts, bool may_share) {
+  if (asked == "cpu") return {};
+  for (std::size_t rank = 0; rank < found.size(); ++rank) {
+    if (found[rank].index >= 0) continue;
+    const std::string why =
+        fmt::format("rank {} ({}): {}", rank, facts[rank].host, found[rank].why_not);
+    if (asked == "auto") return {false, "ranks compute on the CPU: " + why};
+    throw ConfigError(
+        fmt::format("distributed.device: cuda, but {}; write device: cpu or auto", why));
+  }
+  const auto [first, second] = sharing_ranks(found, facts);
+  if (first >= 0 && !may_share) {
+    const FoundDevice& one = found[static_cast<std::size_t>(first)];
+    throw ConfigError(fmt::format(
+        "distributed.device: ranks {} and {} on {} would share device {} ({}): a rank needs a "
+        "device of its own; start fewer ranks on that node, or let each see another one "
+        "(CUDA_VISIBLE_DEVICES), or write device: cpu",
+        first, second, facts[static_cast<std::size_t>(first)].host, one.pci_id, one.name));
+  }
+  return {true, ""};
+}
+
+void take_device(const FoundDevice& found) {
+  cuda::module().runtime.select(found.index);
+}
+
+std::string device_text(const FoundDevice& found) {
+  return found.name + " " + found.pci_id;
+}
+
+}  // namespace llm

@@ -1,0 +1,46 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "src/train/rank_facts.h"
+
+namespace llm {
+
+/// What a rank finds when distributed.device is looked for on its node.
+struct FoundDevice {
+  int n_devices = 0;    ///< that this rank sees
+  int index = -1;       ///< the one it would take; -1: none
+  std::string name;     ///< "NVIDIA H200"
+  std::string pci_id;   ///< "0000:17:00.0"
+  std::string why_not;  ///< one line where there is none
+  bool operator==(const FoundDevice&) const = default;
+};
+std::string to_text(const FoundDevice& found);
+FoundDevice found_device_of(const std::string& text);
+
+/// The device that a rank takes of n that it sees: the only one, or the one of its number among the
+/// ranks of its node; -1 where that many are not there.
+int device_index(int n_devices, int rank_on_node);
+
+/// Looks for this rank's device: opens the module of CUDA unless `asked` is "cpu".
+FoundDevice find_device(const std::string& asked, int rank_on_node);
+
+/// What all ranks do, from what each has found.
+struct DeviceChoice {
+  bool is_cuda = false;
+  std::string note;  ///< why ranks stay on the CPU where nobody wrote so; empty: nothing to say
+};
+
+/// `asked` is distributed.device. "auto" takes devices where every rank has one, and the CPU
+/// otherwise. Refuses (ConfigError) "cuda" where a rank has none, and ranks that would share a
+/// device unless `may_share` (tests: LLM_SHARE_DEVICE=1): both name ranks, hosts and the way out.
+DeviceChoice choose_device(const std::string& asked, const std::vector<FoundDevice>& found,
+                           const std::vector<RankFacts>& facts, bool may_share);
+
+/// Makes the found device this process's.
+void take_device(const FoundDevice& found);
+
+/// "NVIDIA H200 0000:17:00.0": for the table of bindings.
+std::string device_text(const FoundDevice& found);
+
+}  // namespace llm
