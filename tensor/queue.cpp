@@ -5,6 +5,8 @@
 #include <chrono>
 #include <utility>
 
+#include "tensor/cuda/device_stream.h"
+
 namespace llm {
 namespace {
 
@@ -17,6 +19,13 @@ std::int64_t now_ns() {
 
 }  // namespace
 
+Queue::Queue(Device device, ThreadPool* pool, const char* name)
+    : device_(device), pool_(pool), name_(name) {}
+
+Queue::~Queue() {
+  drop();
+}
+
 void Queue::tiles(const char* op, std::int64_t n_tiles, std::function<void(std::int64_t)> run) {
   CHECK_CONTRACT(device_ == Device::cpu, "tiles run on the CPU");
   if (n_tiles > 0) ops_.push_back({op, 0, n_tiles, std::move(run), nullptr, &observer_});
@@ -24,6 +33,23 @@ void Queue::tiles(const char* op, std::int64_t n_tiles, std::function<void(std::
 
 void Queue::work(const char* op, std::function<void()> run) {
   tiles(op, 1, [run = std::move(run)](std::int64_t) { run(); });
+}
+
+void Queue::issue(const char* op, std::function<void(cudaStream_t)> put) {
+  CHECK_CONTRACT(device_ == Device::cuda, "work is issued to a device");
+  ops_.push_back({op, 0, 1, nullptr, nullptr, &observer_,
+                  [put = std::move(put)](DeviceStream& stream) { put(stream.stream()); }});
+}
+
+void Queue::read_back(const char* op, View x, std::function<void(View)> then) {
+  CHECK_CONTRACT(x.device() == device_, "a queue reads what lies where it works");
+  if (device_ == Device::cpu) {
+    work(op, [x, then = std::move(then)] { then(x); });
+    return;
+  }
+  ops_.push_back(
+      {op, 0, 1, nullptr, nullptr, &observer_,
+       [x, then = std::move(then)](DeviceStream& stream) { stream.read_back(x, then); }});
 }
 
 void Queue::notify(std::function<void()> done) {
@@ -43,8 +69,31 @@ bool Queue::take_to_wait(Queue& other) {
   return false;
 }
 
+bool Queue::empty() const {
+  return ops_.empty() && (!stream_ || stream_->is_done());
+}
+
+bool Queue::issue_op() {
+  if (!stream_) stream_ = std::make_unique<DeviceStream>();
+  if (stream_->poll()) return true;
+  if (ops_.empty() || (ops_.front().is_open && !ops_.front().is_open())) return false;
+  const Op op = std::move(ops_.front());
+  ops_.pop_front();
+  if (op.is_open) return true;
+  if (op.name == nullptr) {
+    stream_->call([run = op.run] { run(0); });
+    return true;
+  }
+  current_op_.store(op.name, std::memory_order_relaxed);
+  stream_->observe(op.name, op.observer);
+  op.issue(*stream_);
+  stream_->end_observed();
+  return true;
+}
+
 bool Queue::run_tile() {
   waits_for_threads_ = false;
+  if (device_ == Device::cuda) return issue_op();
   while (!ops_.empty() && ops_.front().is_open) {
     if (!ops_.front().is_open()) return false;
     ops_.pop_front();
@@ -94,12 +143,19 @@ void Queue::run_shared_tile(const Op& op) {
 void Queue::finish() {
   while (run_tile()) {
   }
+  while (stream_ && !stream_->is_done()) {
+    stream_->wait();
+    while (run_tile()) {
+    }
+  }
+  if (stream_) stream_->synchronize();
 }
 
 void Queue::drop() {
   if (is_shared_) pool_->cancel();
   is_shared_ = false;
   ops_.clear();
+  if (stream_) stream_->drop();
 }
 
 }  // namespace llm

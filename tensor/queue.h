@@ -3,17 +3,27 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 
 #include "tensor/thread_pool.h"
 #include "tensor/view.h"
 
+using cudaStream_t = struct CUstream_st*;
+
 namespace llm {
+
+class DeviceStream;
 
 /// Work in order, one queue a stream of it (a CUDA stream on a device). An op called with a queue
 /// puts its tiles at the end and returns at once; the views it was given must stay valid until the
 /// queue has passed it. On the CPU the loop runs one tile a turn on its own thread, so that
 /// messages move between tiles; tests call finish(). With a pool, its threads run tiles of the op
 /// at the queue's head beside the loop's: still one op at a time, in order, with the same bits.
+///
+/// On a device the loop issues one op a turn to the queue's stream and goes on; what is to be
+/// called after it (notify, read_back) is called on the loop's thread once it has seen that the
+/// device has come so far. So whoever was told may give the memory to another queue or to a
+/// message, and nothing but the loop orders one queue after another.
 class Queue {
  public:
   /// Called on the loop's thread when a tile ran, or all tiles of an op that a pool shares: the
@@ -22,9 +32,8 @@ class Queue {
   using Observer = std::function<void(const char* op, std::int64_t begin_ns, std::int64_t end_ns)>;
 
   /// `pool` (not owned, this queue's alone) may be nullptr.
-  explicit Queue(Device device = Device::cpu, ThreadPool* pool = nullptr, const char* name = "")
-      : device_(device), pool_(pool), name_(name) {}
-  ~Queue() { drop(); }
+  explicit Queue(Device device = Device::cpu, ThreadPool* pool = nullptr, const char* name = "");
+  ~Queue();
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
   Device device() const { return device_; }
@@ -39,25 +48,31 @@ class Queue {
   void tiles(const char* op, std::int64_t n_tiles, std::function<void(std::int64_t tile)> run);
   /// Puts one piece of work at the end.
   void work(const char* op, std::function<void()> run);
+  /// Of a device's queue: `put` puts work into the stream that it is given, and returns.
+  void issue(const char* op, std::function<void(cudaStream_t stream)> put);
+  /// Calls `then` on the loop's thread with x on the CPU, as it is when everything put in before
+  /// has run; valid during the call.
+  void read_back(const char* op, View x, std::function<void(View)> then);
   /// Calls `done` on the loop's thread once everything put in before has run.
   void notify(std::function<void()> done);
 
   /// What is put in after this waits until `is_open` says true; asked on the loop's thread, when
-  /// everything put in before has run. As a stream waits for an event.
+  /// everything put in before has run (on a device: was issued). As a stream waits for an event.
   void wait(std::function<bool()> is_open);
 
-  /// Runs the next tile; false when the queue is empty, or waits. Where the pool's other threads
-  /// run an op's last tiles there is none to run: then true at once, after giving the core away if
-  /// that is so for longer. An exception of a tile leaves through here, once no tile of its op
-  /// runs.
+  /// Runs the next tile, or issues the next op; false when the queue is empty, or waits. Where the
+  /// pool's other threads run an op's last tiles there is none to run: then true at once, after
+  /// giving the core away if that is so for longer. An exception of a tile leaves through here,
+  /// once no tile of its op runs.
   bool run_tile();
   /// Whether the last run_tile had nothing to run, because other threads run an op's last tiles.
   bool waits_for_threads() const { return waits_for_threads_; }
-  /// Runs everything that is in the queue.
+  /// Runs everything that is in the queue, and waits for the device.
   void finish();
-  /// Forgets what is in the queue, and waits for tiles that other threads run.
+  /// Forgets what is in the queue, and waits for tiles that other threads run and for what was
+  /// issued to the device.
   void drop();
-  bool empty() const { return ops_.empty(); }
+  bool empty() const;
   /// Tiles together, notifications and waits that are in it.
   std::size_t n_ops() const { return ops_.size(); }
   /// Moves the first ops of `other`, in which none has begun, to this one's end: a wait that is the
@@ -76,8 +91,10 @@ class Queue {
     std::function<void(std::int64_t)> run;
     std::function<bool()> is_open = nullptr;  // of a wait
     const Observer* observer = nullptr;
+    std::function<void(DeviceStream&)> issue = nullptr;  // on a device
   };
   void run_shared_tile(const Op& op);
+  bool issue_op();
 
   Device device_;
   ThreadPool* pool_;
@@ -89,7 +106,8 @@ class Queue {
   bool is_shared_ = false;
   bool waits_for_threads_ = false;
   std::int64_t shared_begin_ns_ = 0;
-  std::int64_t last_tile_ns_ = 0;  ///< end of the last tile on the loop's thread
+  std::int64_t last_tile_ns_ = 0;         ///< end of the last tile on the loop's thread
+  std::unique_ptr<DeviceStream> stream_;  // from the first op on that is issued
 };
 
 }  // namespace llm

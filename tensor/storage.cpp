@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "src/base/error.h"
+#include "tensor/cuda/module.h"
 
 namespace llm {
 namespace {
@@ -19,20 +20,33 @@ std::int64_t rounded(std::int64_t n_bytes) {
   return (n_bytes + alignment - 1) / alignment * alignment;
 }
 std::atomic<std::int64_t> bytes_in_use{0};
+std::atomic<std::int64_t> device_bytes_in_use{0};
 }  // namespace
 
-std::int64_t storage_bytes_in_use() {
-  return bytes_in_use.load();
+std::int64_t storage_bytes_in_use(Device device) {
+  return device == Device::cpu ? bytes_in_use.load() : device_bytes_in_use.load();
 }
 
 void Storage::Free::operator()(void* bytes) const {
-  bytes_in_use -= n_bytes;
-  if (!is_shared) std::free(bytes);
+  (kind == Kind::cuda ? device_bytes_in_use : bytes_in_use) -= n_bytes;
+  switch (kind) {
+    case Kind::own:
+      return std::free(bytes);
+    case Kind::pinned:
+      return cuda::module().runtime.release_pinned(bytes);
+    case Kind::cuda:
+      return cuda::module().runtime.release(bytes);
+    case Kind::shared:
+      return;
+  }
 }
 
 Storage::Storage(std::int64_t n_bytes, Device device) : n_bytes_(n_bytes), device_(device) {
   CHECK_CONTRACT(n_bytes >= 0, "a storage has a size");
-  CHECK_CONTRACT(device == Device::cpu, "only CPU memory is here");
+  if (device == Device::cuda) {
+    allocate_on_device();
+    return;
+  }
   const std::int64_t size = std::max(rounded(n_bytes), alignment);
   const std::int64_t boundary = size < 4 * huge_page ? alignment : huge_page;
   // Unlike aligned_alloc, for sizes that are no multiple of the boundary.
@@ -40,7 +54,7 @@ Storage::Storage(std::int64_t n_bytes, Device device) : n_bytes_(n_bytes), devic
   if (posix_memalign(&bytes, static_cast<std::size_t>(boundary), static_cast<std::size_t>(size))) {
     throw OutOfMemory(size);
   }
-  bytes_ = {bytes, Free{n_bytes, false}};
+  bytes_ = {bytes, Free{n_bytes, Kind::own}};
   // Whole pages only, so that no memory is held but what was asked for. A kernel without them
   // refuses, which changes nothing.
   if (boundary == huge_page) {
@@ -50,10 +64,24 @@ Storage::Storage(std::int64_t n_bytes, Device device) : n_bytes_(n_bytes), devic
   std::memset(bytes_.get(), 0, static_cast<std::size_t>(size));
 }
 
+void Storage::allocate_on_device() {
+  bytes_ = {cuda::module().runtime.allocate(n_bytes_), Free{n_bytes_, Kind::cuda}};
+  device_bytes_in_use += n_bytes_;
+}
+
+Storage Storage::pinned(std::int64_t n_bytes) {
+  if (!cuda::has_module()) return Storage(n_bytes);
+  Storage storage;
+  storage.bytes_ = {cuda::module().runtime.allocate_pinned(n_bytes), Free{n_bytes, Kind::pinned}};
+  storage.n_bytes_ = n_bytes;
+  bytes_in_use += n_bytes;
+  return storage;
+}
+
 Storage Storage::shared(std::int64_t n_bytes) {
   Storage storage;
   storage.shared_ = SharedMemory(n_bytes);
-  storage.bytes_ = {storage.shared_.bytes(), Free{n_bytes, true}};
+  storage.bytes_ = {storage.shared_.bytes(), Free{n_bytes, Kind::shared}};
   storage.n_bytes_ = n_bytes;
   bytes_in_use += n_bytes;
   return storage;
@@ -62,13 +90,14 @@ Storage Storage::shared(std::int64_t n_bytes) {
 void Storage::discard(std::int64_t byte_begin, std::int64_t n_bytes) const {
   CHECK_CONTRACT(byte_begin >= 0 && n_bytes >= 0 && byte_begin + n_bytes <= n_bytes_,
                  "what is discarded lies inside its storage");
+  if (device_ == Device::cuda) return;
   static const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin =
       reinterpret_cast<std::uintptr_t>(bytes_.get()) + static_cast<std::uintptr_t>(byte_begin);
   const std::uintptr_t first = (begin + page - 1) / page * page;
   const std::uintptr_t end = (begin + static_cast<std::uintptr_t>(n_bytes)) / page * page;
   if (first >= end) return;
-  const bool is_shared = bytes_.get_deleter().is_shared;
+  const bool is_shared = bytes_.get_deleter().kind == Kind::shared;
   madvise(reinterpret_cast<void*>(first), end - first, is_shared ? MADV_REMOVE : MADV_DONTNEED);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tensor/cuda/issue.h"
 #include "tensor/ops/activation_kernels.h"
 #include "tensor/ops/activation_value.h"
 #include "tensor/ops/checks.h"
@@ -56,6 +57,8 @@ void activation_forward(Queue& queue, Activation f, View x, MutView y, View n_ro
   const std::int64_t n = x.n_elements();
   const Dtype dtype = compute_dtype(x, "x");
   expect_elements(y, "y", n, dtype);
+  if (issued(queue, "activation_forward", &cuda::OpCalls::activation_forward, f, x, y, n_rows))
+    return;
   const RowCut cut = cut_by_bytes(n, 8);
   queue.tiles("activation_forward", cut.n_tiles(), [=](std::int64_t tile) {
     const Range at = used(cut.rows(tile), x, n_rows);
@@ -69,6 +72,9 @@ void activation_backward(Queue& queue, Activation f, View x, View dy, MutView dx
   const Dtype dtype = compute_dtype(x, "x");
   expect_elements(dy, "dy", n, dtype);
   expect_elements(dx, "dx", n, dtype);
+  if (issued(queue, "activation_backward", &cuda::OpCalls::activation_backward, f, x, dy, dx,
+             n_rows))
+    return;
   const RowCut cut = cut_by_bytes(n, 12);
   queue.tiles("activation_backward", cut.n_tiles(), [=](std::int64_t tile) {
     const Range at = used(cut.rows(tile), x, n_rows);
@@ -83,6 +89,7 @@ void gated_forward(Queue& queue, Activation f, View gate, View up, MutView y, Vi
   const Dtype dtype = compute_dtype(gate, "gate");
   expect_elements(up, "up", n, dtype);
   expect_elements(y, "y", n, dtype);
+  if (issued(queue, "gated_forward", &cuda::OpCalls::gated_forward, f, gate, up, y, n_rows)) return;
   const RowCut cut = cut_by_bytes(n, 12);
   queue.tiles("gated_forward", cut.n_tiles(), [=](std::int64_t tile) {
     const Range at = used(cut.rows(tile), gate, n_rows);
@@ -100,6 +107,9 @@ void gated_backward(Queue& queue, Activation f, View gate, View up, View dy, Mut
   expect_elements(dy, "dy", n, dtype);
   expect_elements(dgate, "dgate", n, dtype);
   expect_elements(dup, "dup", n, dtype);
+  if (issued(queue, "gated_backward", &cuda::OpCalls::gated_backward, f, gate, up, dy, dgate, dup,
+             n_rows))
+    return;
   const RowCut cut = cut_by_bytes(n, 20);
   queue.tiles("gated_backward", cut.n_tiles(), [=](std::int64_t tile) {
     const Range at = used(cut.rows(tile), gate, n_rows);

@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 
+#include "tensor/cuda/issue.h"
 #include "tensor/ops/adamw_kernels.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/tiles.h"
@@ -57,6 +58,7 @@ void adamw(Queue& queue, const AdamwStep& step, View grads, MutView weights, Mut
   expect_elements(m, "m", n);
   expect_elements(v, "v", n);
   if (!copy.empty()) expect_elements(copy, "copy", n, compute_dtype(copy, "copy"));
+  if (issued(queue, "adamw", &cuda::OpCalls::adamw, step, grads, weights, m, v, copy)) return;
   const AdamwFactors factors(step);
   const RowCut cut = cut_by_bytes(n, 28);
   queue.tiles("adamw", cut.n_tiles(), [=](std::int64_t tile) {
@@ -72,6 +74,7 @@ void sum_of_squares(Queue& queue, View x, MutView chunk_sums) {
   expect_elements(x, "x", n);
   const RowCut chunks{n, norm_chunk_elements};
   expect(chunk_sums, "chunk_sums", Dtype::f64, {chunks.n_tiles()});
+  if (issued(queue, "sum_of_squares", &cuda::OpCalls::sum_of_squares, x, chunk_sums)) return;
   const RowCut cut = cut_by_bytes(chunks.n_tiles(), 4 * norm_chunk_elements);
   queue.tiles("sum_of_squares", cut.n_tiles(), [=](std::int64_t tile) {
     const Range at = cut.rows(tile);

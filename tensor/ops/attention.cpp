@@ -1,5 +1,6 @@
 #include "tensor/ops/attention.h"
 
+#include "tensor/cuda/issue.h"
 #include "tensor/ops/attention_kernels.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/elementwise_kernels.h"
@@ -21,6 +22,7 @@ void rope(Queue& queue, const char* name, const AttentionShape& shape, float the
           const MutView& qkv) {
   check(shape, qkv);
   CHECK_CONTRACT(shape.head_dim % 2 == 0, "rotary positions turn pairs: head_dim is even");
+  if (issued(queue, name, &cuda::OpCalls::rope, shape, theta, direction < 0, qkv)) return;
   const std::int64_t n_turned = shape.n_heads + shape.n_kv_heads;
   const RowCut cut = cut_by_bytes(shape.n_tokens(), 8 * n_turned * shape.head_dim);
   queue.tiles(name, cut.n_tiles(), [=](std::int64_t tile) {
@@ -189,6 +191,9 @@ void attention_forward(Queue& queue, AttentionShape shape, View qkv, const Dropo
   CHECK_CONTRACT(dropout.p >= 0 && dropout.p < 1, "dropout.p is in [0, 1)");
   expect(out, "out", qkv.dtype(), {shape.n_tokens(), shape.n_heads * shape.head_dim});
   expect(log_sum_exp, "log_sum_exp", {shape.batch, shape.n_heads, shape.seq_len});
+  if (issued(queue, "attention_forward", &cuda::OpCalls::attention_forward, shape, qkv, dropout,
+             out, log_sum_exp))
+    return;
   const Forward views{shape, dropout, qkv, out, log_sum_exp};
   const bool in_bf16 = multiplies_bf16(shape, qkv.dtype());
   queue.tiles("attention_forward", shape.batch * shape.n_heads, [=](std::int64_t tile) {
@@ -209,6 +214,9 @@ void attention_backward(Queue& queue, AttentionShape shape, View qkv, View out, 
   expect(dout, "dout", qkv.dtype(), out.shape());
   expect(log_sum_exp, "log_sum_exp", {shape.batch, shape.n_heads, shape.seq_len});
   expect(dqkv, "dqkv", qkv.dtype(), qkv.shape());
+  if (issued(queue, "attention_backward", &cuda::OpCalls::attention_backward, shape, qkv, out,
+             log_sum_exp, dout, dropout, dqkv))
+    return;
   const Backward views{shape, dropout, qkv, out, log_sum_exp, dout, dqkv};
   const bool in_bf16 = multiplies_bf16(shape, qkv.dtype());
   queue.tiles("attention_backward", shape.batch * shape.n_kv_heads, [=](std::int64_t tile) {

@@ -3,8 +3,9 @@
 
 namespace llm {
 
-/// For an op's checks when it is called: `view` lies on the CPU, holds `dtype` and has `shape`.
-/// Throws ContractBroken naming the argument and both shapes.
+/// For an op's checks when it is called: `view` holds `dtype` and has `shape`.
+/// Throws ContractBroken naming the argument and both shapes. Where tensors lie is checked by
+/// issued() in tensor/cuda/issue.h.
 void expect(const View& view, const char* name, Dtype dtype, const Shape& shape);
 
 /// The same for f32.
@@ -12,10 +13,10 @@ inline void expect(const View& view, const char* name, const Shape& shape) {
   expect(view, name, Dtype::f32, shape);
 }
 
-/// A matrix of `dtype` on the CPU, whatever its extents.
+/// A matrix of `dtype`, whatever its extents.
 void expect_matrix(const View& view, const char* name, Dtype dtype = Dtype::f32);
 
-/// Elements of `dtype` on the CPU, as many as `n_elements` under whatever shape.
+/// Elements of `dtype`, as many as `n_elements` under whatever shape.
 void expect_elements(const View& view, const char* name, std::int64_t n_elements,
                      Dtype dtype = Dtype::f32);
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "src/base/error.h"
+#include "tensor/cuda/issue.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/cross_entropy_kernels.h"
 #include "tensor/ops/elementwise_kernels.h"
@@ -52,6 +53,10 @@ void check(const View& logits, const View& labels, const View& losses) {
 
 void cross_entropy_forward(Queue& queue, View logits, View labels, MutView losses) {
   check(logits, labels, losses);
+  if (issued(queue, "cross_entropy_forward", &cuda::OpCalls::cross_entropy, labels, 1.0f, logits,
+             MutView(), losses)) {
+    return;
+  }
   const std::int64_t n_classes = logits.shape()[1];
   const RowCut cut = cut_by_bytes(logits.shape()[0], 16 * n_classes);
   queue.tiles("cross_entropy_forward", cut.n_tiles(), [=](std::int64_t tile) {
@@ -69,6 +74,10 @@ void cross_entropy_forward_backward(Queue& queue, View labels, float scale, MutV
                                     MutView dlogits, MutView losses) {
   check(logits, labels, losses);
   expect(dlogits, "dlogits", compute_dtype(dlogits, "dlogits"), logits.shape());
+  if (issued(queue, "cross_entropy_forward_backward", &cuda::OpCalls::cross_entropy, labels, scale,
+             logits, dlogits, losses)) {
+    return;
+  }
   const std::int64_t n_classes = logits.shape()[1];
   const RowCut cut = cut_by_bytes(logits.shape()[0], 24 * n_classes);
   queue.tiles("cross_entropy_forward_backward", cut.n_tiles(), [=](std::int64_t tile) {
@@ -100,6 +109,9 @@ void cross_entropy_statistics(Queue& queue, View logits, View labels, Vocabulary
   const std::int64_t n_columns = logits.shape()[1];
   CHECK_CONTRACT(part.n_own <= n_columns, "a rank's classes are columns of its logits");
   expect(statistics, "statistics", Dtype::f32, {logits.shape()[0], 2});
+  if (issued(queue, "cross_entropy_statistics", &cuda::OpCalls::cross_entropy_statistics, logits,
+             labels, part, statistics))
+    return;
   const RowCut cut = cut_by_bytes(logits.shape()[0], 16 * n_columns);
   queue.tiles("cross_entropy_statistics", cut.n_tiles(), [=](std::int64_t tile) {
     const Range rows = cut.rows(tile);
@@ -160,6 +172,9 @@ void cross_entropy_of_parts(Queue& queue, View all, View labels, VocabularyPart 
   if (!dlogits.empty()) {
     expect(dlogits, "dlogits", compute_dtype(dlogits, "dlogits"), logits.shape());
   }
+  if (issued(queue, "cross_entropy_of_parts", &cuda::OpCalls::cross_entropy_of_parts, all, labels,
+             part, scale, logits, dlogits, losses))
+    return;
   const RowCut cut = cut_by_bytes(n, 24 * n_columns);
   queue.tiles("cross_entropy_of_parts", cut.n_tiles(), [=](std::int64_t tile) {
     const Range rows = cut.rows(tile);

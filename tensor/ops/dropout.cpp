@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "src/base/philox.h"
+#include "tensor/cuda/issue.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/dropout_kernels.h"
 #include "tensor/ops/elementwise.h"
@@ -45,6 +46,8 @@ void masked(Queue& queue, const char* name, const Dropout& dropout, std::int64_t
   CHECK_CONTRACT(rows_per_sample > 0 && dropout.first_row >= 0, "rows belong to samples");
   if (!residual.empty()) expect(residual, "residual", dtype, {n, width});
   expect(out, "out", dtype, {n, width});
+  if (issued(queue, name, &cuda::OpCalls::dropout, dropout, rows_per_sample, x, residual, out))
+    return;
   const RowCut cut = cut_by_bytes(rows_per_sample, 24 * width);
   const Range given{dropout.first_row, dropout.first_row + n};
   const std::int64_t first_sample = given.begin / rows_per_sample;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tensor/cuda/issue.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/elementwise_kernels.h"
 #include "tensor/ops/rounding.h"
@@ -42,6 +43,14 @@ void transpose(const float* x, std::int64_t stride, std::int64_t n_rows, std::in
 void copy(Queue& queue, View x, MutView y) {
   CHECK_CONTRACT(x.dtype() == y.dtype() && x.n_elements() == y.n_elements(),
                  "a copy has the dtype and the size of its source");
+  if (queue.device() == Device::cuda) {
+    queue.issue("copy", [x, y](cudaStream_t stream) {
+      cuda::module().runtime.copy(stream, x.data(), y.data(), x.n_bytes());
+    });
+    return;
+  }
+  expect_on(Device::cpu, x, "copy");
+  expect_on(Device::cpu, y, "copy");
   const std::int64_t element = static_cast<std::int64_t>(size_of(x.dtype()));
   const RowCut cut = cut_by_bytes(x.n_elements(), 2 * element);
   queue.tiles("copy", cut.n_tiles(), [=](std::int64_t tile) {
@@ -55,6 +64,7 @@ void copy(Queue& queue, View x, MutView y) {
 void convert(Queue& queue, View x, MutView y) {
   expect_elements(x, "x", y.n_elements(), compute_dtype(x, "x"));
   expect_elements(y, "y", y.n_elements(), compute_dtype(y, "y"));
+  if (issued(queue, "convert", &cuda::OpCalls::convert, x, y)) return;
   const RowCut cut = cut_by_bytes(x.n_elements(), 8);
   queue.tiles("convert", cut.n_tiles(), [=](std::int64_t tile) {
     const Range range = cut.rows(tile);
@@ -64,6 +74,7 @@ void convert(Queue& queue, View x, MutView y) {
 
 void fill(Queue& queue, float value, MutView y) {
   expect_elements(y, "y", y.n_elements(), compute_dtype(y, "y"));
+  if (issued(queue, "fill", &cuda::OpCalls::fill, value, y)) return;
   const RowCut cut = cut_by_bytes(y.n_elements(), 4);
   queue.tiles("fill", cut.n_tiles(), [=](std::int64_t tile) {
     const Range range = cut.rows(tile);
@@ -77,6 +88,7 @@ void fill(Queue& queue, float value, MutView y) {
 void add(Queue& queue, View x, MutView y) {
   expect_elements(x, "x", x.n_elements(), compute_dtype(x, "x"));
   expect_elements(y, "y", x.n_elements(), compute_dtype(y, "y"));
+  if (issued(queue, "add", &cuda::OpCalls::add, x, y)) return;
   const RowCut cut = cut_by_bytes(x.n_elements(), 12);
   queue.tiles("add", cut.n_tiles(), [=](std::int64_t tile) {
     const Range range = cut.rows(tile);
@@ -88,6 +100,7 @@ void add_rows(Queue& queue, View bias, MutView y) {
   expect_matrix(y, "y", compute_dtype(y, "y"));
   const std::int64_t width = y.shape()[1];
   expect(bias, "bias", {width});
+  if (issued(queue, "add_rows", &cuda::OpCalls::add_rows, bias, y)) return;
   const RowCut cut = cut_by_bytes(y.shape()[0], 8 * width);
   queue.tiles("add_rows", cut.n_tiles(), [=](std::int64_t tile) {
     const Range rows = cut.rows(tile);

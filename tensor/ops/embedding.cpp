@@ -5,7 +5,9 @@
 #include <string>
 
 #include "src/base/error.h"
+#include "tensor/cuda/issue.h"
 #include "tensor/ops/checks.h"
+#include "tensor/ops/elementwise.h"
 #include "tensor/ops/elementwise_kernels.h"
 #include "tensor/ops/tiles.h"
 
@@ -47,6 +49,7 @@ void scatter_columns(const View& tokens, const View& dy, std::int64_t seq_len, R
 }
 
 void zero(Queue& queue, const MutView& y) {
+  if (queue.device() == Device::cuda) return fill(queue, 0, y);
   const RowCut cut = cut_by_bytes(y.n_elements(), 4);
   queue.tiles("embedding_zero", cut.n_tiles(), [=](std::int64_t tile) {
     const Range range = cut.rows(tile);
@@ -70,6 +73,9 @@ void embedding_forward(Queue& queue, View tokens, View table, View positions, st
     CHECK_CONTRACT(positions.shape()[0] >= seq_len && positions.shape()[1] == width,
                    "positions has a row as wide as the table's for each place of a sequence");
   }
+  if (issued(queue, "embedding_forward", &cuda::OpCalls::embedding_forward, tokens, table,
+             positions, seq_len, y, TablePart{}))
+    return;
   const RowCut cut = cut_by_bytes(n, 12 * width);
   queue.tiles("embedding_forward", cut.n_tiles(), [=](std::int64_t tile) {
     const Range rows = cut.rows(tile);
@@ -91,6 +97,9 @@ void embedding_part_forward(Queue& queue, View tokens, View table, std::int64_t 
   const std::int64_t width = table.shape()[1];
   CHECK_CONTRACT(tokens.dtype() == Dtype::i32, "tokens are i32");
   expect(y, "y", dtype, {n, width});
+  if (issued(queue, "embedding_part_forward", &cuda::OpCalls::embedding_forward, tokens, table,
+             View(), std::int64_t{1}, y, TablePart{first_row, n_rows}))
+    return;
   const RowCut cut = cut_by_bytes(n, 12 * width);
   const TablePart part{first_row, n_rows};
   queue.tiles("embedding_part_forward", cut.n_tiles(), [=](std::int64_t tile) {
@@ -114,6 +123,9 @@ void add_positions(Queue& queue, View positions, std::int64_t seq_len, std::int6
   const std::int64_t width = y.shape()[1];
   CHECK_CONTRACT(positions.shape()[0] >= seq_len && positions.shape()[1] == width,
                  "positions has a row as wide as y's for each place of a sequence");
+  if (issued(queue, "add_positions", &cuda::OpCalls::add_positions, positions, seq_len, first_row,
+             y))
+    return;
   const RowCut cut = cut_by_bytes(y.shape()[0], 12 * width);
   queue.tiles("add_positions", cut.n_tiles(), [=](std::int64_t tile) {
     const Range rows = cut.rows(tile);
@@ -146,6 +158,9 @@ void embedding_backward(Queue& queue, View tokens, View dy, std::int64_t seq_len
     if (!dpositions.empty()) zero(queue, dpositions);
   }
   if (part.n_rows == 0 && !dtable.empty()) part.n_rows = dtable.shape()[0];
+  if (issued(queue, "embedding_backward", &cuda::OpCalls::embedding_backward, tokens, dy, seq_len,
+             dtable, dpositions, part))
+    return;
   // Two tokens may name one row, so tiles are columns: within one, rows come in order.
   const RowCut cut = cut_by_bytes(width, 20 * n);
   queue.tiles("embedding_backward", cut.n_tiles(), [=](std::int64_t tile) {

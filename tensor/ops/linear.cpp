@@ -4,6 +4,7 @@
 #include <array>
 #include <memory>
 
+#include "tensor/cuda/issue.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/elementwise_kernels.h"
 #include "tensor/ops/linear_bf16.h"
@@ -213,6 +214,7 @@ void linear_forward(Queue& queue, View x, View weight, View bias, MutView y) {
   expect(weight, "weight", dtype, {n_out, n_in});
   if (!bias.empty()) expect(bias, "bias", {n_out});
   expect(y, "y", y.dtype() == Dtype::f32 ? Dtype::f32 : dtype, {n, n_out});
+  if (issued(queue, "linear_forward", &cuda::OpCalls::linear_forward, x, weight, bias, y)) return;
   if (multiplies_bf16(dtype, n_in)) return bf16::linear_forward(queue, x, weight, bias, y);
   const Forward views{x, weight, bias, y};
   if (n == 1 && dtype == Dtype::f32) return forward_row(queue, views);
@@ -240,6 +242,9 @@ void linear_backward_input(Queue& queue, View dy, View weight, Write write, MutV
   const std::int64_t n_out = weight.shape()[0];
   expect(dy, "dy", dtype, {n, n_out});
   expect(dx, "dx", dtype, {n, n_in});
+  if (issued(queue, "linear_backward_input", &cuda::OpCalls::linear_backward_input, dy, weight,
+             write, dx))
+    return;
   if (multiplies_bf16(dtype, n_out)) {
     return bf16::linear_backward_input(queue, dy, weight, write, dx);
   }
@@ -260,6 +265,9 @@ void linear_backward_weight(Queue& queue, View x, View dy, Write write, MutView 
   expect(dy, "dy", dtype, {n, n_out});
   expect(dweight, "dweight", {n_out, n_in});
   if (!dbias.empty()) expect(dbias, "dbias", {n_out});
+  if (issued(queue, "linear_backward_weight", &cuda::OpCalls::linear_backward_weight, x, dy, write,
+             dweight, dbias))
+    return;
   if (multiplies_bf16(dtype, n)) {
     return bf16::linear_backward_weight(queue, x, dy, write, dweight, dbias);
   }

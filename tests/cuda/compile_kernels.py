@@ -14,7 +14,7 @@ import tempfile
 FLAGS = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr", "-Werror", "all-warnings",
          "-Xcompiler", "-Wall,-Wextra,-Werror", "-Xptxas", "-v",
          "-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=sm_90",
-         "-gencode", "arch=compute_90,code=compute_90"]
+         "-gencode", "arch=compute_90,code=compute_90", '-DLLM_CUDA_BUILD="compiled"']
 
 
 def find_nvcc():
@@ -48,7 +48,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for file, done in zip(files, pool.map(lambda f: compile_one(nvcc, root, f, folder), files)):
             found = list(kernels(done.stdout))
-            if done.returncode != 0 or not found:
+            if done.returncode != 0 or (not found and pathlib.Path(file).parent.name == "ops"):
                 n_failed += 1
                 print(f"{file}: nvcc returned {done.returncode}, {len(found)} kernels\n{done.stdout}")
             rows += found

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -17,8 +18,7 @@
 namespace llm::emulator {
 namespace {
 
-constexpr std::size_t arena_bytes = std::size_t{1}
-                                    << 32;  // of addresses; pages come as they are used
+constexpr std::size_t arena_bytes = Device::memory_bytes;  // pages come as they are used
 constexpr std::size_t alignment = 256;
 constexpr int fresh_byte = 0xFF;  // a NaN in every floating-point type
 
@@ -57,6 +57,7 @@ struct Stream {
 struct Event {
   std::int64_t n_recorded = 0;  // how often it was put into a stream
   std::int64_t n_reached = 0;
+  std::chrono::steady_clock::time_point reached_at;
   Clock clock;  // of the last record
 };
 
@@ -220,6 +221,7 @@ struct Device::State {
     if (op.records) {
       Event& own = event(*op.records);
       own.n_reached = std::max(own.n_reached, op.n_record);
+      own.reached_at = std::chrono::steady_clock::now();
     }
     if (op.run) {
       const Opened opened(*this);
@@ -406,6 +408,17 @@ bool Device::query_stream(StreamId stream) {
   if (!state_->stream(stream).ops.empty()) return false;
   merge(state_->host, state_->stream(stream).clock);
   return true;
+}
+
+float Device::elapsed_ms(EventId begin, EventId end) {
+  const Event& first = state_->recorded(begin, "the host asks for the time of");
+  const Event& last = state_->recorded(end, "the host asks for the time of");
+  for (const Event* one : {&first, &last}) {
+    if (one->n_reached < one->n_recorded) {
+      throw EmulatorError("the host asks for the time of an event that is not reached yet");
+    }
+  }
+  return std::chrono::duration<float, std::milli>(last.reached_at - first.reached_at).count();
 }
 
 void Device::synchronize(EventId event) {

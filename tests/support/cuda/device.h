@@ -37,6 +37,8 @@ enum class Step : std::uint8_t { blocked, moved, done };
 ///   - a wait of the host while nothing can run any more (a deadlock)
 class Device {
  public:
+  static constexpr std::size_t memory_bytes = std::size_t{1} << 32;  ///< of addresses
+
   explicit Device(std::uint64_t seed);
   ~Device();
   Device(const Device&) = delete;
@@ -71,6 +73,8 @@ class Device {
   /// Runs a drawn number of ops, and says whether the event has been reached.
   bool query(EventId event);
   bool query_stream(StreamId stream);
+  /// Between the moments at which two events were reached, on the host's clock.
+  float elapsed_ms(EventId begin, EventId end);
   void synchronize(EventId event);
   void synchronize_stream(StreamId stream);
 

@@ -3,11 +3,13 @@
 // .cu files compile as C++ against it. What is not here is not used, or cannot be emulated.
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "tests/support/cuda/cuda_types.h"
 #include "tests/support/cuda/device.h"
 #include "tests/support/cuda/kernel_language.h"
 
@@ -37,57 +39,28 @@ Handle handle_of(int number) {
 
 }  // namespace llm::emulator
 
-enum cudaError_t {
-  cudaSuccess = 0,
-  cudaErrorInvalidValue = 1,
-  cudaErrorMemoryAllocation = 2,
-  cudaErrorInsufficientDriver = 35,
-  cudaErrorNoDevice = 100,
-  cudaErrorNotReady = 600
-};
-using cudaStream_t = struct CUstream_st*;
-using cudaEvent_t = struct CUevent_st*;
-enum cudaMemcpyKind {
-  cudaMemcpyHostToDevice = 1,
-  cudaMemcpyDeviceToHost = 2,
-  cudaMemcpyDeviceToDevice = 3,
-  cudaMemcpyDefault = 4
-};
-inline constexpr unsigned cudaStreamNonBlocking = 1;
-inline constexpr unsigned cudaEventDisableTiming = 2;
-inline constexpr unsigned cudaHostAllocDefault = 0;
-
-struct cudaLaunchConfig_t {
-  dim3 gridDim;
-  dim3 blockDim;
-  std::size_t dynamicSmemBytes = 0;
-  cudaStream_t stream = nullptr;
-  void* attrs = nullptr;
-  unsigned numAttrs = 0;
-};
-
-inline const char* cudaGetErrorString(cudaError_t error) {
-  switch (error) {
-    case cudaSuccess:
-      return "no error";
-    case cudaErrorInvalidValue:
-      return "invalid argument";
-    case cudaErrorMemoryAllocation:
-      return "out of memory";
-    case cudaErrorInsufficientDriver:
-      return "CUDA driver version is insufficient for CUDA runtime version";
-    case cudaErrorNoDevice:
-      return "no CUDA-capable device is detected";
-    case cudaErrorNotReady:
-      return "device not ready";
-  }
-  return "unrecognized error code";
-}
-
 inline cudaError_t cudaGetDeviceCount(int* n) {
   const bool is_there = llm::emulator::current_device() != nullptr;
   if (is_there) *n = 1;  // without a driver it stays unwritten
   return is_there ? cudaSuccess : cudaErrorInsufficientDriver;
+}
+struct cudaDeviceProp {
+  char name[256] = "emulated device";
+  int major = 0;
+  int minor = 0;
+};
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = cudaDeviceProp();
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetPCIBusId(char* id, int n_bytes, int) {
+  std::strncpy(id, "0000:00:00.0", static_cast<std::size_t>(n_bytes));
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* n_bytes) {
+  *n_bytes = llm::emulator::Device::memory_bytes;
+  *free_bytes = *n_bytes - llm::emulator::current_device()->bytes_in_use();
+  return cudaSuccess;
 }
 inline cudaError_t cudaSetDevice(int device) {
   return llm::emulator::current_device() != nullptr && device == 0 ? cudaSuccess
@@ -183,6 +156,11 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
   const bool done = llm::emulator::current_device()->query(llm::emulator::number_of(event));
   return done ? cudaSuccess : cudaErrorNotReady;
+}
+inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
+  llm::emulator::Device& device = *llm::emulator::current_device();
+  *ms = device.elapsed_ms(llm::emulator::number_of(begin), llm::emulator::number_of(end));
+  return cudaSuccess;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   llm::emulator::current_device()->synchronize(llm::emulator::number_of(event));
