@@ -100,12 +100,15 @@ void StagedTransport::State::begin_message(bool is_send, int peer, int tag, cons
 }
 
 bool StagedTransport::State::poll() {
-  const bool has_copied = copies.run_tile();
+  bool has_copied = false;
+  while (copies.run_tile()) has_copied = true;
   if (n_events == n_seen) return has_copied;
   n_seen = n_events;
   for (auto lane = lanes.begin(); lane != lanes.end();) {
     advance(lane->second);
     lane = lane->second.messages.empty() ? lanes.erase(lane) : std::next(lane);
+  }
+  while (copies.run_tile()) {  // to the device without waiting for the next turn
   }
   return true;
 }

@@ -7,7 +7,7 @@
 
 namespace llm {
 
-/// What this project calls of NCCL, filled by the module that links it (nccl_module.cpp). Calls
+/// What this project calls of NCCL, filled by the module that links it (nccl_module.cu). Calls
 /// return NCCL's result codes. A communicator is of two ranks, a sender (0) and a receiver (1), and
 /// never blocks: what is in progress is asked for by `state`.
 struct NcclCalls {
@@ -23,8 +23,8 @@ struct NcclCalls {
   /// How the communicator's last call goes: success, in progress, or an error.
   int (*state)(Communicator communicator, int& state);
   int (*send)(const void* from, std::int64_t n_bytes, Communicator communicator,
-              DeviceStream stream);
-  int (*receive)(void* into, std::int64_t n_bytes, Communicator communicator, DeviceStream stream);
+              cudaStream_t stream);
+  int (*receive)(void* into, std::int64_t n_bytes, Communicator communicator, cudaStream_t stream);
   int (*finalize)(Communicator communicator);
   int (*destroy)(Communicator communicator);
   int (*abort)(Communicator communicator);
@@ -32,8 +32,5 @@ struct NcclCalls {
   /// More words on the last error, may be empty.
   const char* (*last_error)(Communicator communicator);
 };
-
-/// The module's table.
-const NcclCalls& nccl_calls();
 
 }  // namespace llm

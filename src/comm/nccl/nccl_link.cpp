@@ -50,7 +50,8 @@ void NcclLink::put(void* bytes, std::int64_t n_bytes, std::function<void()> done
 
 bool NcclLink::poll(std::int64_t now_ns) {
   if (!has_begun()) return false;
-  bool progress = queue_.run_tile();
+  bool progress = false;
+  while (queue_.run_tile()) progress = true;
   if (phase_ != Phase::ready || now_ns - checked_ns_ >= check_ns) {
     checked_ns_ = now_ns;
     if (is_in_progress()) return progress;
@@ -66,6 +67,8 @@ bool NcclLink::poll(std::int64_t now_ns) {
     });
     messages_.pop_front();
     ++n_in_stream_;
+    while (queue_.run_tile()) {
+    }
     phase_ = Phase::ready;
     progress = true;
   }
@@ -79,16 +82,20 @@ bool NcclLink::is_in_progress() {
   return state == NcclCalls::in_progress;
 }
 
+/// NCCL is called at once, however the queue is polled: what follows depends on its answer.
 void NcclLink::call_next() {
   phase_ = Phase::called;
   const Message& message = messages_.front();
-  queue_.issue(is_sender_ ? "ncclSend" : "ncclRecv", [&](DeviceStream stream) {
+  bool is_called = false;
+  queue_.issue(is_sender_ ? "ncclSend" : "ncclRecv", [&](cudaStream_t stream) {
+    is_called = true;
     if (is_sender_) {
       check("ncclSend", calls_.send(message.bytes, message.n_bytes, communicator_, stream));
     } else {
       check("ncclRecv", calls_.receive(message.bytes, message.n_bytes, communicator_, stream));
     }
   });
+  while (!is_called) queue_.run_tile();
 }
 
 void NcclLink::check(const char* call, int code) {

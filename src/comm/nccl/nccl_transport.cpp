@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -56,7 +57,8 @@ struct Receiving {
 
 struct ReceiveLane {
   std::int64_t n_messages = 0;
-  std::deque<Receiving> open;  ///< in order; empty while all are on the CPU
+  std::deque<Receiving> open;          ///< in order, from the first on a device on
+  const LaneCounts* counts = nullptr;  ///< the transport's
 };
 
 [[noreturn]] void throw_places(int from, int to, int tag, std::int64_t number, bool is_at_sender) {
@@ -78,7 +80,8 @@ T read_as(std::span<const std::byte> payload) {
 }  // namespace
 
 struct NcclTransport::State {
-  State(Transport& inner_, const NcclCalls& calls_) : inner(inner_), calls(calls_) {}
+  State(const Transport& outer_, Transport& inner_, const NcclCalls& calls_)
+      : outer(outer_), inner(inner_), calls(calls_) {}
 
   void send(int peer, int tag, const Header& header, View tensor, Event& sent);
   void receive(int peer, int tag, const Header& expected, MutView tensor, Event& received);
@@ -91,13 +94,13 @@ struct NcclTransport::State {
   NcclLink& link(int from, int to);
   void tell(int peer, Word word, std::span<const std::byte> payload);
 
+  const Transport& outer;
   Transport& inner;
   const NcclCalls& calls;
   std::map<ByPeer, SendLane> sends;
   std::map<ByPeer, ReceiveLane> receives;
   std::map<std::pair<int, int>, NcclLink> links;  // from, to
-  std::int64_t n_arrived = 0;                     ///< of receives on the CPU that have an event
-  std::int64_t n_seen = 0;                        ///< of them, at the last poll
+  std::set<ReceiveLane*> mixed;  ///< with receives on the CPU that others must not overtake
 };
 
 NcclLink& NcclTransport::State::link(int from, int to) {
@@ -110,8 +113,7 @@ void NcclTransport::State::tell(int peer, Word word, std::span<const std::byte> 
   pass_control(inner, peer, header, payload);
 }
 
-void NcclTransport::State::send(int peer, int tag, const Header& header, View tensor,
-                                Event& sent) {
+void NcclTransport::State::send(int peer, int tag, const Header& header, View tensor, Event& sent) {
   SendLane& lane = sends[{peer, tag}];
   const std::int64_t number = lane.n_messages++;
   if (tensor.device() == Device::cpu) {
@@ -129,10 +131,12 @@ void NcclTransport::State::receive(int peer, int tag, const Header& expected, Mu
   if (tensor.device() == Device::cpu && lane.open.empty()) {
     return pass_receive(inner, peer, tag, expected, tensor, received);
   }
+  lane.counts = &outer.lanes().at({peer, tag});
+  const bool is_behind_others = lane.open.empty() && lane.counts->arrived < number;
   Receiving& one = lane.open.emplace_back(number, expected, tensor, received);
+  if (tensor.device() == Device::cpu || is_behind_others) mixed.insert(&lane);
   if (tensor.device() == Device::cpu) {
     one.arrived.emplace(inner.loop(), wait_arrived);
-    one.arrived->count_in(n_arrived);
     return pass_receive(inner, peer, tag, expected, tensor, *one.arrived);
   }
   Note credit;
@@ -220,6 +224,7 @@ void NcclTransport::State::receive_agreed(int peer, const Note& note) {
 void NcclTransport::State::end_receives(ReceiveLane& lane) {
   while (!lane.open.empty()) {
     const Receiving& first = lane.open.front();
+    if (lane.counts->arrived < first.number) return;
     if (!first.is_done && !(first.arrived && first.arrived->is_set())) return;
     first.received->set();
     lane.open.pop_front();
@@ -229,14 +234,17 @@ void NcclTransport::State::end_receives(ReceiveLane& lane) {
 bool NcclTransport::State::poll() {
   bool progress = false;
   for (auto& [ends, own] : links) progress = own.poll(inner.loop().turn_ns()) || progress;
-  if (n_arrived == n_seen) return progress;
-  n_seen = n_arrived;
-  for (auto& [peer_tag, lane] : receives) end_receives(lane);
-  return true;
+  for (auto lane = mixed.begin(); lane != mixed.end();) {
+    const std::size_t n_before = (*lane)->open.size();
+    end_receives(**lane);
+    progress = progress || (*lane)->open.size() < n_before;
+    lane = (*lane)->open.empty() ? mixed.erase(lane) : std::next(lane);
+  }
+  return progress;
 }
 
 NcclTransport::NcclTransport(Transport& inner, const NcclCalls& calls)
-    : Transport(inner.loop()), inner_(inner), state_(std::make_unique<State>(inner, calls)) {
+    : Transport(inner.loop()), inner_(inner), state_(std::make_unique<State>(*this, inner, calls)) {
   inner.on_control(
       [this](int peer, const ControlHeader& header, std::span<const std::byte> payload) {
         if (header.channel == nccl_channel) return state_->hear(peer, header, payload);

@@ -42,13 +42,13 @@ int state(NcclCalls::Communicator communicator, int& state) {
 }
 
 int send(const void* from, std::int64_t n_bytes, NcclCalls::Communicator communicator,
-         DeviceStream stream) {
+         cudaStream_t stream) {
   return ncclSend(from, static_cast<std::size_t>(n_bytes), ncclUint8, NcclCalls::receiver,
                   of(communicator), stream);
 }
 
 int receive(void* into, std::int64_t n_bytes, NcclCalls::Communicator communicator,
-            DeviceStream stream) {
+            cudaStream_t stream) {
   return ncclRecv(into, static_cast<std::size_t>(n_bytes), ncclUint8, NcclCalls::sender,
                   of(communicator), stream);
 }
@@ -74,11 +74,19 @@ const char* last_error(NcclCalls::Communicator communicator) {
 }
 
 }  // namespace
-
-const NcclCalls& nccl_calls() {
-  static const NcclCalls calls = {make_id, begin,   state, send, receive,
-                                  finalize, destroy, abort, text, last_error};
-  return calls;
-}
-
 }  // namespace llm
+
+/// What the programs look up in the module.
+extern "C" const llm::NcclCalls* llm_nccl_calls() {
+  static const llm::NcclCalls calls = {.make_id = llm::make_id,
+                                       .begin = llm::begin,
+                                       .state = llm::state,
+                                       .send = llm::send,
+                                       .receive = llm::receive,
+                                       .finalize = llm::finalize,
+                                       .destroy = llm::destroy,
+                                       .abort = llm::abort,
+                                       .text = llm::text,
+                                       .last_error = llm::last_error};
+  return &calls;
+}
