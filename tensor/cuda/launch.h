@@ -1,6 +1,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -62,16 +63,64 @@ __device__ T* shared() {
 #endif
 }
 
-/// The sum of all threads' x, on each of them: lanes in halves, then warps in order. A block is
-/// whole warps; `partials` has room for one float a warp and is free again after the call.
-__device__ inline float block_sum(float x, float* partials) {
+/// The sum of a warp's x, on each of its lanes: lanes in halves.
+template <typename T>
+__device__ T warp_sum(T x) {
   for (unsigned half = lanes / 2; half > 0; half /= 2) x += __shfl_xor_sync(all_lanes, x, half);
+  return x;
+}
+
+/// The sum of all threads' x, on each of them: lanes in halves, then warps in order. A block is
+/// whole warps; `partials` has room for one T a warp and is free again after the call.
+template <typename T>
+__device__ T block_sum(T x, T* partials) {
+  x = warp_sum(x);
   if (threadIdx.x % lanes == 0) partials[threadIdx.x / lanes] = x;
   __syncthreads();
-  float sum = 0;
+  T sum = 0;
   for (unsigned warp = 0; warp < blockDim.x / lanes; ++warp) sum += partials[warp];
   __syncthreads();
   return sum;
 }
+
+/// Room for block_sum of T.
+template <typename T>
+inline constexpr unsigned partials_bytes = block_threads / lanes * sizeof(T);
+
+// Where rows are short, a warp takes one.
+inline constexpr unsigned block_warps = block_threads / lanes;
+inline Grid warps_grid(std::int64_t n_rows) {
+  return grid_of(n_rows * lanes);
+}
+__device__ inline std::int64_t first_warp() {
+  return static_cast<std::int64_t>(blockIdx.x) * block_warps + threadIdx.x / lanes;
+}
+__device__ inline std::int64_t warp_stride() {
+  return static_cast<std::int64_t>(gridDim.x) * block_warps;
+}
+__device__ inline unsigned lane_of_warp() {
+  return threadIdx.x % lanes;
+}
+
+/// Device memory for the kernels that are put into the stream while this lives.
+class Scratch {
+ public:
+  Scratch(std::size_t n_bytes, cudaStream_t stream) : stream_(stream) {
+    if (n_bytes > 0) check(cudaMallocAsync(&memory_, n_bytes, stream), "an allocation of scratch");
+  }
+  ~Scratch() {
+    if (memory_ != nullptr) cudaFreeAsync(memory_, stream_);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(memory_);
+  }
+
+ private:
+  cudaStream_t stream_;
+  void* memory_ = nullptr;
+};
 
 }  // namespace llm::cuda

@@ -7,7 +7,9 @@
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/embedding.h"
+#include "tensor/ops/grouped_rows.h"
 #include "tensor/ops/norm.h"
+#include "tensor/ops/router.h"
 #include "tensor/view.h"
 
 using cudaStream_t = struct CUstream_st*;
@@ -15,8 +17,9 @@ using cudaStream_t = struct CUstream_st*;
 /// The ops of tensor/ops/NAME.h on a device: each puts its kernels into a stream. Arguments are as
 /// there, checked by the caller, and all views lie on the device. Where the plain body of an op is
 /// its definition to the bit (copies, conversions, additions, dropout, AdamW, sums of squares,
-/// embeddings), these give its bits; the others agree to rounding. Products and attention are the
-/// plain kernels, which every device and the emulator can run.
+/// embeddings), these give its bits; the others agree to rounding. Products are cuBLASLt's in a
+/// stream that has them (tensor/cuda/products.h), else plain kernels, as attention is: every device
+/// and the emulator can run those.
 namespace llm::cuda {
 
 void copy(cudaStream_t stream, View x, MutView y);
@@ -69,6 +72,28 @@ void cross_entropy_statistics(cudaStream_t stream, View logits, View labels, Voc
                               MutView statistics);
 void cross_entropy_of_parts(cudaStream_t stream, View all, View labels, VocabularyPart part,
                             float scale, View logits, MutView dlogits, MutView losses);
+
+void route(cudaStream_t stream, const RouterShape& shape, const Routing& routing);
+void router_backward(cudaStream_t stream, const RouterShape& shape, const Routing& routing,
+                     View dweights, View labels, const RouterWeights& weights, float scale,
+                     MutView dlogits, MutView token_losses);
+void group_rows(cudaStream_t stream, const RouterShape& shape, const Routing& routing, View x,
+                MutView y);
+void combine_rows(cudaStream_t stream, const RouterShape& shape, const Routing& routing,
+                  Weigh weigh, View x, MutView y);
+void combine_rows_backward(cudaStream_t stream, const RouterShape& shape, const Routing& routing,
+                           View x, View dy, MutView dx, MutView dweights);
+/// Rows beyond order's places go nowhere.
+void order_by_expert(cudaStream_t stream, View bounds, MutView begins, MutView order);
+void rows_by_expert(cudaStream_t stream, View begins, View order, View by_rank, MutView by_expert);
+void rows_by_rank(cudaStream_t stream, View begins, View order, View by_expert, MutView by_rank);
+
+void grouped_linear_forward(cudaStream_t stream, View begins, View x, View weight, View bias,
+                            MutView y);
+void grouped_linear_backward_input(cudaStream_t stream, View begins, View dy, View weight,
+                                   Write write, MutView dx);
+void grouped_linear_backward_weight(cudaStream_t stream, View begins, View x, View dy, Write write,
+                                    MutView dweight, MutView dbias);
 
 void layer_norm_forward(cudaStream_t stream, View x, View weight, View bias, float epsilon,
                         MutView y, MutView mean, MutView rstd);

@@ -1,5 +1,6 @@
 #include "tensor/cuda/launch.h"
 #include "tensor/cuda/ops.h"
+#include "tensor/cuda/products.h"
 #include "tensor/ops/elements.h"
 #include "tensor/ops/rounding.h"
 
@@ -69,9 +70,17 @@ void product(cudaStream_t stream, const Product& p, const T* a, const T* b, cons
   launch(stream, grid, product_kernel<T, Y>, p, a, b, bias, c);
 }
 
+/// The library's products in this stream; nullptr where it has none, or none of this shape.
+Products* library_of(cudaStream_t stream, const View& a, const View& b) {
+  return a.n_elements() > 0 && b.n_elements() > 0 ? Products::of(stream) : nullptr;
+}
+
 }  // namespace
 
 void linear_forward(cudaStream_t stream, View x, View weight, View bias, MutView y) {
+  if (Products* const library = library_of(stream, x, weight)) {
+    return library->multiply({x}, {weight, true}, bias, Write::set, y);
+  }
   const std::int64_t in = x.shape()[1];
   const Product p{x.shape()[0], weight.shape()[0], in, {in, 1}, {1, in}, false};
   const auto* const b = static_cast<const float*>(bias.data());
@@ -86,6 +95,9 @@ void linear_forward(cudaStream_t stream, View x, View weight, View bias, MutView
 }
 
 void linear_backward_input(cudaStream_t stream, View dy, View weight, Write write, MutView dx) {
+  if (Products* const library = library_of(stream, dy, weight)) {
+    return library->multiply({dy}, {weight}, View(), write, dx);
+  }
   const std::int64_t in = weight.shape()[1];
   const std::int64_t out = weight.shape()[0];
   const Product p{dy.shape()[0], in, out, {out, 1}, {in, 1}, write == Write::add};
@@ -103,7 +115,11 @@ void linear_backward_weight(cudaStream_t stream, View x, View dy, Write write, M
   const Product p{out, in, n, {1, out}, {in, 1}, write == Write::add};
   with_type_of(x.dtype(), [&](auto type) {
     using T = decltype(type);
-    product(stream, p, dy.as<T>(), x.as<T>(), nullptr, dweight.as<float>());
+    if (Products* const library = library_of(stream, x, dy)) {
+      library->multiply({dy, true}, {x}, View(), write, dweight);
+    } else {
+      product(stream, p, dy.as<T>(), x.as<T>(), nullptr, dweight.as<float>());
+    }
     if (dbias.empty()) return;
     launch(stream, grid_of(out), sum_rows_kernel<T>, dy.as<T>(), n, out, write == Write::add,
            dbias.as<float>());

@@ -1,6 +1,10 @@
 #include <array>
 
+#include <optional>
+#include <utility>
+
 #include "tensor/cuda/ops.h"
+#include "tensor/cuda/products.h"
 #include "tensor/ops/attention.h"
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/linear.h"
@@ -9,10 +13,13 @@
 using namespace llm;
 using namespace llm::test;
 
-TEST_CASE("on a device linear layers agree with the CPU's, forward and backward") {
+TEST_CASE("on a device linear layers agree with the CPU's, by plain kernels and by the library") {
   for (const Dtype dtype : compute_dtypes) {
-    for (const Write write : {Write::set, Write::add}) {
-      INFO(name_of(dtype));
+    for (const auto& [write, has_library] : {std::pair{Write::set, false},
+                                             {Write::add, false},
+                                             {Write::set, true},
+                                             {Write::add, true}}) {
+      INFO(name_of(dtype) << (has_library ? ", library" : ", plain"));
       constexpr std::int64_t n = 21, in = 35, out = 18;
       Values x(1, dtype, {n, in}), weight(2, dtype, {out, in}), bias(3, Dtype::f32, {out});
       Values y(0, dtype, {n, out}), dy(4, dtype, {n, out}), dx(5, dtype, {n, in});
@@ -28,6 +35,8 @@ TEST_CASE("on a device linear layers agree with the CPU's, forward and backward"
               linear_backward_input(*cpu, d, w, write, g);
               linear_backward_weight(*cpu, a, d, write, dw, db);
             } else {
+              std::optional<cuda::Products> products;
+              if (has_library) products.emplace(device, std::size_t{1} << 16);
               cuda::linear_forward(device, a, w, b, c);
               cuda::linear_forward(device, a, w, View(), f);
               cuda::linear_backward_input(device, d, w, write, g);

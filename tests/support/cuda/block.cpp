@@ -1,6 +1,7 @@
 #include "tests/support/cuda/block.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <deque>
 #include <numeric>
@@ -33,7 +34,8 @@ struct Meeting {
   const char* what = "";
   std::uint32_t mask = 0;
   bool operator==(const Meeting& other) const {
-    return kind == other.kind && std::strcmp(what, other.what) == 0 && mask == other.mask;
+    return kind == other.kind && mask == other.mask &&
+           (what == other.what || std::strcmp(what, other.what) == 0);
   }
 };
 
@@ -67,6 +69,7 @@ class Block {
   }
 
   void run() {
+    n_at_warp_.resize((threads_.size() + warp_size - 1) / warp_size);
     for (Thread& thread : threads_) ready_.push_back(&thread);
     std::shuffle(ready_.begin(), ready_.end(), random_);
     const Order order = static_cast<Order>(random_() % 3);
@@ -114,7 +117,10 @@ class Block {
     } else {
       const std::size_t begin = last.number / warp_size * warp_size;
       const std::size_t end = std::min<std::size_t>(begin + warp_size, threads_.size());
-      if (!warp_met(begin, end, last)) return;
+      unsigned& n_waiting = n_at_warp_[begin / warp_size];
+      const auto n_asked = static_cast<unsigned>(std::popcount(last.at.mask));
+      if (++n_waiting < n_asked || !warp_met(begin, end, last)) return;
+      n_waiting -= n_asked;
       for (std::size_t t = begin; t < end; ++t) {
         if ((last.at.mask >> (t - begin) & 1U) != 0) met.push_back(&threads_[t]);
       }
@@ -167,6 +173,7 @@ class Block {
   std::deque<Thread> threads_;
   std::deque<Thread*> ready_;
   std::size_t n_at_barrier_ = 0;
+  std::vector<unsigned> n_at_warp_;  ///< threads of each warp that wait for others of it
 };
 
 void meet(Meeting meeting) {

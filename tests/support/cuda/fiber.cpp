@@ -1,8 +1,13 @@
 #include "tests/support/cuda/fiber.h"
 
 #include <sys/mman.h>
+#ifndef __x86_64__
 #include <ucontext.h>
+#endif
 
+#include <array>
+#include <cstdint>
+#include <cstring>
 #include <new>
 #include <utility>
 #include <vector>
@@ -19,8 +24,63 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
+#ifdef __x86_64__
+// Keeps the registers that a call keeps on the running stack, and goes on with another one that did
+// the same. swapcontext makes a system call each time, which takes longer than most kernels do.
+extern "C" void llm_switch_stack(void** kept, void* to);
+asm(R"(
+.text
+.globl llm_switch_stack
+.type llm_switch_stack, @function
+llm_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size llm_switch_stack, .-llm_switch_stack
+)");
+#endif
+
 namespace llm::emulator {
 namespace {
+
+#ifdef __x86_64__
+/// Where a stack was left.
+struct Context {
+  /// main() begins as if it were called with an empty stack.
+  void begin_at(void* stack, std::size_t n_bytes, void (*main)()) {
+    const std::array<std::uintptr_t, 8> first{
+        0, 0, 0, 0, 0, 0, reinterpret_cast<std::uintptr_t>(main), 0};
+    top = static_cast<std::byte*>(stack) + n_bytes - sizeof(first);
+    std::memcpy(top, first.data(), sizeof(first));
+  }
+  void leave_for(const Context& other) { llm_switch_stack(&top, other.top); }
+  void* top = nullptr;
+};
+#else
+struct Context {
+  void begin_at(void* stack, std::size_t n_bytes, void (*main)()) {
+    getcontext(&at);
+    at.uc_stack.ss_sp = stack;
+    at.uc_stack.ss_size = n_bytes;
+    at.uc_link = nullptr;
+    makecontext(&at, main, 0);
+  }
+  void leave_for(const Context& other) { swapcontext(&at, &other.at); }
+  ucontext_t at;
+};
+#endif
 
 constexpr std::size_t stack_bytes = 256 * 1024;  // sanitizers' frames are large
 
@@ -54,8 +114,8 @@ Stacks stacks;
 struct Fiber::State {
   std::function<void()> body;
   std::exception_ptr failure;
-  ucontext_t own;
-  ucontext_t resumer;
+  Context own;
+  Context resumer;
   void* stack = nullptr;
   bool done = false;
 #ifdef LLM_ASAN
@@ -89,7 +149,7 @@ struct Fiber::State {
 #ifdef LLM_ASAN
     __sanitizer_start_switch_fiber(done ? nullptr : &own_fake, resumer_bottom, resumer_size);
 #endif
-    swapcontext(&own, &resumer);
+    own.leave_for(resumer);
 #ifdef LLM_ASAN
     entered(own_fake);
 #endif
@@ -99,7 +159,7 @@ struct Fiber::State {
 #ifdef LLM_ASAN
     __sanitizer_start_switch_fiber(&resumer_fake, stack, stack_bytes);
 #endif
-    swapcontext(&resumer, &own);
+    resumer.leave_for(own);
 #ifdef LLM_ASAN
     __sanitizer_finish_switch_fiber(resumer_fake, nullptr, nullptr);
 #endif
@@ -109,11 +169,7 @@ struct Fiber::State {
 Fiber::Fiber(std::function<void()> body) : state_(std::make_unique<State>()) {
   state_->body = std::move(body);
   state_->stack = stacks.take();
-  getcontext(&state_->own);
-  state_->own.uc_stack.ss_sp = state_->stack;
-  state_->own.uc_stack.ss_size = stack_bytes;
-  state_->own.uc_link = nullptr;
-  makecontext(&state_->own, &State::main, 0);
+  state_->own.begin_at(state_->stack, stack_bytes, &State::main);
 }
 
 Fiber::~Fiber() {
