@@ -10,6 +10,7 @@
 #include "src/base/philox.h"
 #include "src/comm/collective.h"
 #include "tests/comm/device_group.h"
+#include "tests/support/device_values.h"
 #include "tests/support/values.h"
 
 namespace llm {
@@ -70,6 +71,10 @@ Task<> wait_in_order(std::deque<Message>& messages, std::size_t place) {
     CHECK_CONTRACT(!is_same || before.received.is_set(), "messages of a lane are told in order");
   }
   co_await messages[place].sent;
+}
+
+Task<> wait_for_one(Event& event) {
+  co_await event;
 }
 
 Task<> wait_until(std::function<bool()> holds, Loop& loop) {
@@ -203,7 +208,7 @@ TEST_CASE("a wrong header or size of a tensor on a device is an error that shows
       const Header other(MessageKind::activation, 3, is_size ? 1 : 2, 0);
       ranks.rank(0).send(1, 7, other, sent.view(), sent_event);
       ranks.rank(1).receive(0, 7, header, received.view(), received_event);
-      ranks.loop.spawn("wait", [](Event& event) -> Task<> { co_await event; }(received_event));
+      ranks.loop.spawn("wait", wait_for_one(received_event));
       CHECK_THROWS_WITH(
           ranks.loop.run(),
           Catch::Contains(
