@@ -290,7 +290,9 @@ TEST_CASE("a transport may end with messages in flight, and its memory goes with
         if (i < 5) messages.back().send(ranks);
         if (i > 0) messages.back().receive(ranks);
       }
+      ranks.loop.spawn("wait", wait_for(messages));
       for (std::uint64_t n = 0; n < seed; ++n) ranks.loop.run_until_idle();
+      ranks.loop.drop_actors();
       ranks.staged.clear();
       ranks.nccl.clear();
     }

@@ -101,7 +101,7 @@ void NcclLink::call_next() {
 void NcclLink::check(const char* call, int code) {
   if (code == NcclCalls::success || code == NcclCalls::in_progress) return;
   has_failed_ = true;
-  std::string more = communicator_ == nullptr ? "" : calls_.last_error(communicator_);
+  std::string more = calls_.last_error(communicator_);
   more.resize(std::min(more.size(), more.find('\n')));
   throw CommError(fmt::format("NCCL: {}{}{} ({} between rank {} and rank {})", calls_.text(code),
                               more.empty() ? "" : ": ", more, call, from_, to_));
