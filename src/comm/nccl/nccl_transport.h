@@ -25,15 +25,15 @@ inline constexpr int nccl_channel = -2;
 ///
 /// Why nothing waits in a circle. A link's order is the sender's alone, and both ends put exactly
 /// that into the link's stream, which holds nothing else and waits for no other stream. So the
-/// first message of a link waits for its partner's call at most, which its rank makes as soon as
-/// it polls, whatever its streams wait for; and by induction every message ends. What this asks
-/// for is that kernels of different links run beside each other:
-///   - they take most_ctas thread blocks each, and kernels of the model end by themselves;
+/// first message of a link waits for its partner's call at most, which that rank makes as soon as
+/// it polls, whatever waits in its streams; and so on for each message behind it. What this asks
+/// for is that kernels of different links run beside each other, and that the loop goes on:
+///   - a link's kernel takes NcclLink::most_ctas thread blocks; the model's end by themselves;
 ///   - streams must not share one of the device's queues: CUDA_DEVICE_MAX_CONNECTIONS=32;
-///   - no call may wait for the device, as the first use of a kernel does that is loaded lazily:
-///     CUDA_MODULE_LOADING=EAGER.
-/// set_nccl_environment() says so to CUDA. There is no order over links that would do without:
-/// where two ranks send to each other at once, each would have to be first.
+///   - no call may wait for the device, as the first use of a kernel does that is loaded lazily
+///     (CUDA_MODULE_LOADING=EAGER), and as pinning memory may.
+/// set_nccl_environment() tells CUDA. An order over all links of a device would not do without it:
+/// where two ranks send to each other at once, each has to call both its send and its receive.
 ///
 /// An error that NCCL reports later leaves poll() as CommError within milliseconds. The transport's
 /// end aborts the communicators that have work left, so no kernel waits for a peer that is gone.
