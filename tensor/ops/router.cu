@@ -144,34 +144,26 @@ __global__ void sequence_counts_kernel(Shape shape, Chunks chunks, const std::in
   }
 }
 
-/// The sum of the x of the threads before this one; `partials` as in block_sum.
-__device__ std::int32_t sum_before(std::int32_t x, std::int32_t* partials) {
-  std::int32_t sum = x;
-  for (unsigned delta = 1; delta < lanes; delta *= 2) {
-    const std::int32_t below = __shfl_up_sync(all_lanes, sum, delta);
-    if (lane_of_warp() >= delta) sum += below;
-  }
-  if (lane_of_warp() == lanes - 1) partials[threadIdx.x / lanes] = sum;
-  __syncthreads();
-  for (unsigned warp = 0; warp < threadIdx.x / lanes; ++warp) sum += partials[warp];
-  __syncthreads();
-  return sum - x;
-}
-
-/// A block's row of n numbers becomes the sums of those before each of them, and sums[block] the
-/// sum of all. `sums` may follow the row.
-__global__ void sums_before_kernel(std::int64_t n, std::int32_t* rows, std::int32_t* sums) {
-  auto* const partials = shared<std::int32_t>();
-  std::int32_t* const row = rows + blockIdx.x * n;
-  std::int32_t sum = 0;
-  for (std::int64_t first = 0; first < n; first += blockDim.x) {
-    const std::int64_t i = first + threadIdx.x;
+/// A row of n numbers becomes the sums of those before each of them, and its sum that of all.
+/// `sums` may follow the last row. A warp takes a row.
+__global__ void sums_before_kernel(std::int64_t n_rows, std::int64_t n, std::int32_t* rows,
+                                   std::int32_t* sums) {
+  const std::int64_t r = first_warp();
+  if (r >= n_rows) return;
+  std::int32_t* const row = rows + r * n;
+  std::int32_t before = 0;
+  for (std::int64_t first = 0; first < n; first += lanes) {
+    const std::int64_t i = first + lane_of_warp();
     const std::int32_t x = i < n ? row[i] : 0;
-    const std::int32_t before = sum + sum_before(x, partials);
-    if (i < n) row[i] = before;
-    sum += block_sum(x, partials);
+    std::int32_t sum = x;
+    for (unsigned delta = 1; delta < lanes; delta *= 2) {
+      const std::int32_t below = __shfl_up_sync(all_lanes, sum, delta);
+      if (lane_of_warp() >= delta) sum += below;
+    }
+    if (i < n) row[i] = before + sum - x;
+    before += __shfl_sync(all_lanes, sum, lanes - 1);
   }
-  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+  if (lane_of_warp() == 0) sums[r] = before;
 }
 
 __global__ void rows_kernel(Shape shape, Chunks chunks, const std::int32_t* of_visits,
@@ -207,14 +199,17 @@ void plan_rows(cudaStream_t stream, const Shape& shape, const Routing& routing) 
   launch(stream, chunks_grid, count_kernel, shape, chunks, experts, chunk_counts);
   launch(stream, grid_of(shape.n_tokens / shape.seq_len * shape.n_experts), sequence_counts_kernel,
          shape, chunks, chunk_counts, routing.counts.as<std::int32_t>());
-  constexpr unsigned partials = partials_bytes<std::int32_t>;
-  launch(stream, {shape.n_experts, block_threads, partials}, sums_before_kernel, chunks.n,
-         chunk_counts, totals);
+  const auto sums_before = [&](std::int64_t n_rows, std::int64_t n, std::int32_t* rows,
+                               std::int32_t* sums) {
+    const Grid grid{(n_rows + block_warps - 1) / block_warps};
+    launch(stream, grid, sums_before_kernel, n_rows, n, rows, sums);
+  };
+  sums_before(shape.n_experts, chunks.n, chunk_counts, totals);
   const auto own_bytes = static_cast<std::size_t>(n_own) * sizeof(std::int32_t);
   check(cudaMemcpyAsync(begins, totals + shape.own_begin, own_bytes, cudaMemcpyDeviceToDevice,
                         stream),
         "a copy of counts");
-  launch(stream, {1, block_threads, partials}, sums_before_kernel, n_own, begins, begins + n_own);
+  sums_before(1, n_own, begins, begins + n_own);
   launch(stream, chunks_grid, rows_kernel, shape, chunks, experts, chunk_counts, begins,
          routing.rows.as<std::int32_t>(), routing.visits.as<std::int32_t>());
 }
