@@ -76,7 +76,9 @@ bool Queue::empty() const {
 bool Queue::issue_op() {
   if (!stream_) stream_ = std::make_unique<DeviceStream>();
   if (stream_->poll()) return true;
-  if (ops_.empty() || (ops_.front().is_open && !ops_.front().is_open())) return false;
+  if (ops_.empty()) return false;
+  const std::function<bool()>& is_open = ops_.front().is_open;
+  if (is_open && (!stream_->is_done() || !is_open())) return false;
   const Op op = std::move(ops_.front());
   ops_.pop_front();
   if (op.is_open) return true;

@@ -57,7 +57,8 @@ class Queue {
   void notify(std::function<void()> done);
 
   /// What is put in after this waits until `is_open` says true; asked on the loop's thread, when
-  /// everything put in before has run (on a device: was issued). As a stream waits for an event.
+  /// everything put in before has run (on a device: was issued, and whom it was to tell was told).
+  /// As a stream waits for an event.
   void wait(std::function<bool()> is_open);
 
   /// Runs the next tile, or issues the next op; false when the queue is empty, or waits. Where the

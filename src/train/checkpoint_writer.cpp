@@ -63,7 +63,7 @@ RunState CheckpointWriter::state_of(const StepEnd& end) const {
 }
 
 Task<> CheckpointWriter::run() {
-  const bool is_on_device = state_.device() != Device::cpu;
+  const bool is_on_device = compute_.device() != Device::cpu;
   if (is_on_device && own_part() != nullptr) {
     snapshot_.take_memory();
   } else if (plan_.copies && own_part() != nullptr) {

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "src/base/error.h"
+#include "src/comm/nccl/nccl_transport.h"
+#include "src/comm/staged_transport.h"
 #include "tensor/cuda/module.h"
 #include "tensor/cuda/open_module.h"
 
@@ -52,6 +54,7 @@ int device_index(int n_devices, int rank_on_node) {
 FoundDevice find_device(const std::string& asked, int rank_on_node) {
   FoundDevice found;
   if (asked == "cpu") return found;
+  set_nccl_environment();
   found.why_not = cuda::open_module();
   if (!found.why_not.empty()) return found;
   const cuda::RuntimeCalls& runtime = cuda::module().runtime;
@@ -96,6 +99,19 @@ DeviceChoice choose_device(const std::string& asked, const std::vector<FoundDevi
 
 void take_device(const FoundDevice& found) {
   cuda::module().runtime.select(found.index);
+}
+
+std::unique_ptr<Transport> device_transport(Transport& inner, Device device,
+                                            const std::string& backend) {
+  if (device == Device::cpu || inner.n_ranks() == 1) return nullptr;
+  if (backend != "nccl") return std::make_unique<StagedTransport>(inner);
+  using Entry = const NcclCalls* (*)();
+  const auto entry = reinterpret_cast<Entry>(cuda::module_symbol("llm_nccl_calls"));
+  if (entry == nullptr) {
+    throw ConfigError(
+        "distributed.backend: nccl, but the module of CUDA has no NCCL; write backend: mpi");
+  }
+  return std::make_unique<NcclTransport>(inner, *entry());
 }
 
 std::string device_text(const FoundDevice& found) {

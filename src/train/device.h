@@ -1,7 +1,9 @@
 #pragma once
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "src/comm/transport.h"
 #include "src/train/rank_facts.h"
 
 namespace llm {
@@ -39,6 +41,11 @@ DeviceChoice choose_device(const std::string& asked, const std::vector<FoundDevi
 
 /// Makes the found device this process's.
 void take_device(const FoundDevice& found);
+
+/// How tensors on devices go between ranks, over `inner`; nullptr where tensors are on the CPU or
+/// there is one rank. `backend` is mpi (staged through the host) or nccl.
+std::unique_ptr<Transport> device_transport(Transport& inner, Device device,
+                                            const std::string& backend);
 
 /// "NVIDIA H200 0000:17:00.0": for the table of bindings.
 std::string device_text(const FoundDevice& found);

@@ -24,6 +24,7 @@
 #include "src/rt/ticker.h"
 #include "src/train/cores.h"
 #include "src/train/data_setup.h"
+#include "src/train/device.h"
 #include "src/train/generate.h"
 #include "src/train/init_from.h"
 #include "src/train/machine.h"
@@ -138,7 +139,10 @@ class Run {
       loop.trace =
           &trace.emplace(begin_trace(session_, trace_facts(start_.settings, start_.run_dir)));
     }
-    MpiTransport transport(session_, loop);
+    MpiTransport wire(session_, loop);
+    const auto between_devices =
+        device_transport(wire, start_.settings.device, start_.backend);
+    Transport& transport = between_devices ? *between_devices : static_cast<Transport&>(wire);
     const StopSignals signals(loop);
     std::optional<StallMonitor> monitor;  // before what may wait for a disk when it ends
     early_stop_.reset();

@@ -128,7 +128,10 @@ int rank_on_node(const MpiSession& session) {
 /// Every rank calls it: where all of them compute. Rank 0 has the configuration.
 Device agree_on_device(const MpiSession& session, Start& start) {
   const std::string asked = session.broadcast(start.loaded.config.distributed.device);
-  if (asked == "cpu") return Device::cpu;
+  if (asked == "cpu") {
+    if (session.rank() == 0) resolve_backend(start.loaded, 0);
+    return Device::cpu;
+  }
   const FoundDevice own = find_device(asked, rank_on_node(session));
   std::vector<FoundDevice> found;
   for (const std::string& one : session.gather(to_text(own))) {
@@ -140,12 +143,13 @@ Device agree_on_device(const MpiSession& session, Start& start) {
     const DeviceChoice choice = choose_device(asked, found, start.facts, may_share);
     is_cuda = choice.is_cuda;
     if (!choice.note.empty()) start.loaded.notes.push_back(choice.note);
-    resolve_backend(start.loaded, is_cuda ? own.n_devices : 0);
+    start.backend = resolve_backend(start.loaded, is_cuda ? own.n_devices : 0);
     for (std::size_t rank = 0; rank < found.size() && is_cuda; ++rank) {
       start.facts[rank].device = device_text(found[rank]);
     }
   }
   is_cuda = session.broadcast(is_cuda ? "1" : "0") == "1";
+  start.backend = session.broadcast(start.backend);
   if (is_cuda) take_device(own);
   return is_cuda ? Device::cuda : Device::cpu;
 }

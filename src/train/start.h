@@ -27,6 +27,7 @@ struct Start {
   std::string checkpoint;                       // to go on from; empty: afresh
   std::vector<std::string> changes;             // of numbers, since it was saved; on rank 0
   std::string suffix;                           // of this start's files in run_dir
+  std::string backend = "mpi";                  // who carries tensors: mpi or nccl
   std::vector<RankFacts> facts;                 // of all ranks, on rank 0
   std::vector<std::unique_ptr<RunLock>> locks;  // of the folders the run writes, on rank 0
 };

@@ -15,6 +15,8 @@ namespace {
 
 constexpr const char* file_name = "llm_cuda.so";
 
+void* opened = nullptr;
+
 /// Whether a driver is here: its library belongs to the machine, not to the toolkit.
 bool has_driver() {
   void* const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
@@ -65,7 +67,12 @@ std::string open_module() {
   const std::string reason = module->runtime.why_none();
   if (!reason.empty()) return "no device: " + reason;
   use_module(module);
+  opened = library;
   return "";
+}
+
+void* module_symbol(const char* name) {
+  return opened == nullptr ? nullptr : dlsym(opened, name);
 }
 
 }  // namespace llm::cuda

@@ -10,4 +10,7 @@ namespace llm::cuda {
 /// own, without asking for a driver.
 std::string open_module();
 
+/// What else the opened module has by this name; nullptr: nothing, or no module was opened.
+void* module_symbol(const char* name);
+
 }  // namespace llm::cuda

@@ -6,17 +6,28 @@
 #include "src/model/cached_decoder.h"
 #include "src/model/init.h"
 #include "src/train/whole_model.h"
+#include "src/comm/nccl/nccl_transport.h"
 #include "tests/cuda/emulated_module.h"
 #include "tests/parity/check_same.h"
 #include "tests/parity/world.h"
 
+extern "C" const llm::NcclCalls* llm_nccl_calls();
+
 namespace llm {
 namespace {
 
-Outcome run_on_device(Settings settings, std::uint64_t seed) {
+enum class Wire : bool { host, nccl };
+
+Outcome run_on_device(Settings settings, std::uint64_t seed, Wire wire = Wire::host) {
   settings.device = Device::cuda;
   const test::EmulatedModule emulated(seed);
-  return run_world(settings, seed, 20);
+  World::Options options;
+  options.delivery_seed = seed;
+  options.nccl = wire == Wire::nccl ? llm_nccl_calls() : nullptr;
+  options.train = [&settings](int) {
+    return std::make_unique<RandomSamples>(11, settings.model.vocab_size, settings.seq_len, 20);
+  };
+  return World(settings, std::move(options)).run();
 }
 
 TEST_CASE("on a device: a rank's training agrees with the CPU's") {
@@ -65,6 +76,57 @@ TEST_CASE("on a device: recomputation and the sequence of sums change no bit") {
   const Outcome expected = run_on_device(settings, 1);
   settings.recompute_blocks = true;
   check_same(run_on_device(settings, 2), expected);
+}
+
+/// The same bits on several ranks as on one, by either wire.
+void check_layout(const Settings& settings, const Outcome& expected) {
+  check_same(run_on_device(settings, 3, Wire::host), expected);
+  check_same(run_on_device(settings, 4, Wire::nccl), expected);
+}
+
+TEST_CASE("on devices: data-parallel ranks and ZeRO have the bits of one rank") {
+  const Outcome expected = run_on_device(parity_settings(parity_gpt2(0.1f), 1, {1}, 4, 2), 1);
+  for (const int zero_stage : {0, 1, 2, 3}) {
+    INFO("zero_stage " << zero_stage);
+    Settings settings = parity_settings(parity_gpt2(0.1f), 2, {1}, 2, 2);
+    settings.zero_stage = zero_stage;
+    if (zero_stage == 3) settings.unit_min_parameters = 1;
+    check_layout(settings, expected);
+  }
+}
+
+TEST_CASE("on devices: pipelines have the bits of one rank") {
+  const Settings alone = parity_settings(parity_gpt2(0.1f), 1, {1, 1}, 2, 2);
+  const Outcome expected = run_on_device(alone, 1);
+  for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble}) {
+    Settings settings = alone;
+    settings.grid.pp = 2;
+    set_pipeline(settings, {.schedule = kind, .n_ranks = 2});
+    check_layout(settings, expected);
+  }
+}
+
+TEST_CASE("on devices: tensor-parallel ranks agree with one rank") {
+  const Settings alone = parity_settings(parity_llama(0.1f), 1, {2}, 2, 2);
+  const Outcome expected = run_on_device(alone, 1);
+  for (const bool cuts_rows : {false, true}) {
+    Settings settings = alone;
+    settings.grid.tp = 2;
+    settings.sequence_parallel = cuts_rows;
+    set_pipeline(settings);
+    const Outcome by_host = run_on_device(settings, 3, Wire::host);
+    check_near(by_host, expected);
+    check_same(run_on_device(settings, 4, Wire::nccl), by_host);
+  }
+}
+
+TEST_CASE("on devices: ranks that share out a mixture's experts agree with one rank") {
+  const Outcome expected = run_on_device(parity_settings(parity_mixtral(0.1f), 1, {1}, 4, 2), 1);
+  Settings settings = parity_settings(parity_mixtral(0.1f), 2, {1}, 2, 2);
+  settings.spreads_experts = true;
+  const Outcome by_host = run_on_device(settings, 3, Wire::host);
+  check_near(by_host, expected);
+  check_same(run_on_device(settings, 4, Wire::nccl), by_host);
 }
 
 /// The logits after each of some tokens, the first ones read at once.

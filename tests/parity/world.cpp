@@ -7,6 +7,8 @@
 #include <numeric>
 
 #include "src/base/philox.h"
+#include "src/comm/nccl/nccl_transport.h"
+#include "src/comm/staged_transport.h"
 #include "src/model/tensor_slice.h"
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/elementwise.h"
@@ -144,13 +146,19 @@ World::World(Settings settings, Options options)
   }
   for (int rank = 0; rank < grid_.n_ranks(); ++rank) {
     TrainerInputs own = inputs(rank);
+    if (settings.device != Device::cpu && options_.nccl != nullptr) {
+      between_devices_.push_back(
+          std::make_unique<NcclTransport>(network_.rank(rank), *options_.nccl));
+    } else if (settings.device != Device::cpu) {
+      between_devices_.push_back(std::make_unique<StagedTransport>(network_.rank(rank)));
+    }
     if (checkpoint_) {
       checkpoint_->check_model(settings.model);
       resume_from(checkpoint_, settings, own);
       sources_[0]->restore(checkpoint_->manifest().run.data);
     }
     trainers_.push_back(
-        std::make_unique<Trainer>(loop_, network_.rank(rank), settings, std::move(own)));
+        std::make_unique<Trainer>(loop_, transport(rank), settings, std::move(own)));
     options_.prepare(state(rank));
   }
 }

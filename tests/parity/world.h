@@ -7,6 +7,7 @@
 
 #include "src/checkpoint/reader.h"
 #include "src/comm/loopback/loopback.h"
+#include "src/comm/nccl/nccl_calls.h"
 #include "src/data/sample_source.h"
 #include "src/train/resume.h"
 #include "src/train/trainer.h"
@@ -97,6 +98,8 @@ class World {
     /// Called on rank 0 after each step, while the run goes on.
     std::function<void(std::int64_t step)> after_step = [](std::int64_t) {};
     SaveTo save_to = {};
+    /// Carries tensors between devices; nullptr: they go through the host.
+    const NcclCalls* nccl = nullptr;
     /// The run goes on from this checkpoint where it is set.
     std::filesystem::path resume = {};
   };
@@ -105,7 +108,11 @@ class World {
   ModelState& state(int rank) { return trainers_[static_cast<std::size_t>(rank)]->state(); }
   /// What all ranks own of one part of each parameter, in canonical order.
   Weights whole_part(TensorPart part);
-  const TransportCounts& counts(int rank) { return network_.rank(rank).counts(); }
+  const TransportCounts& counts(int rank) { return transport(rank).counts(); }
+  Transport& transport(int rank) {
+    return between_devices_.empty() ? network_.rank(rank)
+                                    : *between_devices_[static_cast<std::size_t>(rank)];
+  }
 
  private:
   TrainerInputs inputs(int rank);
@@ -124,6 +131,7 @@ class World {
   bool is_sharded_;
   bool spreads_experts_;
   LoopbackNetwork network_;
+  std::vector<std::unique_ptr<Transport>> between_devices_;  // by rank, where they compute there
   std::vector<std::unique_ptr<SampleSource>> sources_;
   std::vector<std::unique_ptr<Trainer>> trainers_;
 };
