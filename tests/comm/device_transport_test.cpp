@@ -1,6 +1,10 @@
 // Tensors on a device between ranks: through pinned buffers, and by NCCL.
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
@@ -75,6 +79,30 @@ Task<> wait_in_order(std::deque<Message>& messages, std::size_t place) {
 
 Task<> wait_for_one(Event& event) {
   co_await event;
+}
+
+Task<> exchange(DeviceRanks& ranks, std::deque<Message>& messages) {
+  for (Message& message : messages) {
+    message.receive(ranks);
+    message.send(ranks);
+    co_await message.received;
+    co_await message.sent;
+  }
+}
+
+/// A file that is gone with the test.
+struct TemporaryFile {
+  TemporaryFile()
+      : path(std::filesystem::temp_directory_path() /
+             ("llm-device-trace-" + std::to_string(getpid()) + ".json")) {}
+  ~TemporaryFile() { std::filesystem::remove(path); }
+  std::filesystem::path path;
+};
+
+int n_found(const std::string& text, const std::string& part) {
+  int n = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
 }
 
 Task<> wait_until(std::function<bool()> holds, Loop& loop) {
@@ -238,6 +266,26 @@ TEST_CASE("a tensor on a device is one message of its lane, and the inner transp
     CHECK(ranks.network.rank(0).counts().messages_sent == 0);
     CHECK(ranks.network.rank(0).counts().control_sent == 0);
     CHECK(ranks.rank(1).channels().empty());
+  }
+}
+
+TEST_CASE("a tensor on a device has one arrow in a trace") {
+  for (const Way way : {Way::staged, Way::nccl}) {
+    for (const std::int64_t n : {0, 1000}) {
+      DeviceRanks ranks(way, 2, 5);
+      Trace trace(0, 0);
+      ranks.loop.trace = &trace;
+      std::deque<Message> messages;
+      messages.emplace_back(ranks.loop, 0, 1, 4, n, Device::cuda, Device::cuda, 1);
+      ranks.loop.spawn("exchange", exchange(ranks, messages));
+      ranks.loop.run();
+      const TemporaryFile file;
+      trace.write(file.path);
+      std::ifstream stream(file.path);
+      const std::string text((std::istreambuf_iterator<char>(stream)), {});
+      CHECK(n_found(text, "\"ph\":\"s\"") == 1);
+      CHECK(n_found(text, "\"ph\":\"f\"") == 1);
+    }
   }
 }
 
