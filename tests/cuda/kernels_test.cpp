@@ -1,5 +1,6 @@
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <utility>
 
 #include "tensor/cuda/ops.h"
 #include "tensor/ops/elementwise.h"
@@ -254,33 +255,35 @@ TEST_CASE("on a device the norms agree with the CPU's, forward and backward, in 
   for (const Dtype dtype : compute_dtypes) {
     for (const bool is_rms : {false, true}) {
       for (const Write write : {Write::set, Write::add}) {
-        INFO(name_of(dtype) << (is_rms ? ", RMS" : ""));
-        constexpr std::int64_t n = 6, width = 300;
-        Values x(1, dtype, {n, width}), weight(2, Dtype::f32, {width}),
-            bias(3, Dtype::f32, {width});
-        Values y(0, dtype, {n, width}), mean(0, Dtype::f32, {n}), rstd(0, Dtype::f32, {n});
-        Values dy(4, dtype, {n, width}), dx(5, dtype, {n, width});
-        Values dweight(6, Dtype::f32, {width}), dbias(7, Dtype::f32, {width});
-        Twice::check(
-            [&](Twice& of, cudaStream_t device, Queue* cpu) {
-              const MutView a = of(x), w = of(weight), b = of(bias), out = of(y), m = of(mean),
-                            s = of(rstd), d = of(dy), g = of(dx), dw = of(dweight), db = of(dbias);
-              if (cpu && is_rms) {
-                rms_norm_forward(*cpu, a, w, 1e-5f, out, s);
-                rms_norm_backward(*cpu, a, w, s, d, write, g, write, dw);
-              } else if (cpu) {
-                layer_norm_forward(*cpu, a, w, b, 1e-5f, out, m, s);
-                layer_norm_backward(*cpu, a, w, m, s, d, write, g, write, dw, db);
-              } else if (is_rms) {
-                cuda::rms_norm_forward(device, a, w, 1e-5f, out, s);
-                cuda::rms_norm_backward(device, a, w, s, d, write, g, write, dw);
-              } else {
-                cuda::layer_norm_forward(device, a, w, b, 1e-5f, out, m, s);
-                cuda::layer_norm_backward(device, a, w, m, s, d, write, g, write, dw, db);
-              }
-            },
-            {&x, &weight, &bias, &y, &mean, &rstd, &dy, &dx, &dweight, &dbias},
-            {&y, &rstd, &dx, &dweight, &dbias}, rounding_of(dtype));
+        for (const auto& [n, width] : {std::pair{6, 300}, std::pair{70, 24}, std::pair{3, 21}}) {
+          INFO(name_of(dtype) << (is_rms ? ", RMS" : "") << ", " << n << " rows of " << width);
+          Values x(1, dtype, {n, width}), weight(2, Dtype::f32, {width}),
+              bias(3, Dtype::f32, {width});
+          Values y(0, dtype, {n, width}), mean(0, Dtype::f32, {n}), rstd(0, Dtype::f32, {n});
+          Values dy(4, dtype, {n, width}), dx(5, dtype, {n, width});
+          Values dweight(6, Dtype::f32, {width}), dbias(7, Dtype::f32, {width});
+          Twice::check(
+              [&](Twice& of, cudaStream_t device, Queue* cpu) {
+                const MutView a = of(x), w = of(weight), b = of(bias), out = of(y), m = of(mean),
+                              s = of(rstd), d = of(dy), g = of(dx), dw = of(dweight),
+                              db = of(dbias);
+                if (cpu && is_rms) {
+                  rms_norm_forward(*cpu, a, w, 1e-5f, out, s);
+                  rms_norm_backward(*cpu, a, w, s, d, write, g, write, dw);
+                } else if (cpu) {
+                  layer_norm_forward(*cpu, a, w, b, 1e-5f, out, m, s);
+                  layer_norm_backward(*cpu, a, w, m, s, d, write, g, write, dw, db);
+                } else if (is_rms) {
+                  cuda::rms_norm_forward(device, a, w, 1e-5f, out, s);
+                  cuda::rms_norm_backward(device, a, w, s, d, write, g, write, dw);
+                } else {
+                  cuda::layer_norm_forward(device, a, w, b, 1e-5f, out, m, s);
+                  cuda::layer_norm_backward(device, a, w, m, s, d, write, g, write, dw, db);
+                }
+              },
+              {&x, &weight, &bias, &y, &mean, &rstd, &dy, &dx, &dweight, &dbias},
+              {&y, &rstd, &dx, &dweight, &dbias}, rounding_of(dtype));
+        }
       }
     }
   }
