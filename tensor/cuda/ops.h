@@ -4,6 +4,7 @@
 #include "tensor/ops/activation.h"
 #include "tensor/ops/adamw.h"
 #include "tensor/ops/attention.h"
+#include "tensor/ops/attention_step.h"
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/embedding.h"
@@ -64,6 +65,13 @@ void attention_forward(cudaStream_t stream, AttentionShape shape, View qkv, cons
                        MutView out, MutView log_sum_exp);
 void attention_backward(cudaStream_t stream, AttentionShape shape, View qkv, View out,
                         View log_sum_exp, View dout, const Dropout& dropout, MutView dqkv);
+
+void rope_step(cudaStream_t stream, AttentionShape shape, float theta, std::int64_t position,
+               MutView qkv);
+void keep_keys_values(cudaStream_t stream, AttentionShape shape, View qkv, std::int64_t begin,
+                      MutView keys, MutView values);
+void attention_step(cudaStream_t stream, AttentionShape shape, View qkv, View keys, View values,
+                    std::int64_t n_kept, MutView out);
 
 /// cross_entropy_forward, with an empty dlogits, or _forward_backward. Labels are checked before.
 void cross_entropy(cudaStream_t stream, View labels, float scale, View logits, MutView dlogits,

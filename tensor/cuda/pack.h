@@ -5,39 +5,59 @@
 
 #include "tensor/cuda/launch.h"
 
-/// How rows are read and written: 16 bytes at a time, where they allow it.
+/// How rows are read and written: 16 bytes at a time, where they lie so. Which thread has which
+/// elements follows from the type alone, so that sums have one order wherever the rows lie.
 namespace llm::cuda {
 
-/// n neighbours, which one access moves; they begin at a multiple of their size.
+/// n neighbours.
 template <typename T, int n>
-struct alignas(n * sizeof(T)) Pack {
+struct alignas(n * sizeof(T) < 16 ? n * sizeof(T) : 16) Pack {
   T at[n];
 };
-template <int n, typename T>
-__device__ Pack<T, n> load(const T* x) {
-  return *reinterpret_cast<const Pack<T, n>*>(x);
+template <typename T>
+inline constexpr int pack_size = 16 / sizeof(T);
+
+/// n elements from x on, of which n_there are there; the others are 0. `is_whole`: all are, and x
+/// is aligned as a pack.
+template <int n, bool is_whole, typename T>
+__device__ Pack<T, n> load(const T* x, std::int64_t n_there) {
+  if constexpr (is_whole) {
+    return *reinterpret_cast<const Pack<T, n>*>(x);
+  } else {
+    Pack<T, n> pack{};
+    for (int i = 0; i < n; ++i) {
+      if (i < n_there) pack.at[i] = x[i];
+    }
+    return pack;
+  }
 }
-template <int n, typename T>
-__device__ void store(T* x, const Pack<T, n>& pack) {
-  *reinterpret_cast<Pack<T, n>*>(x) = pack;
+template <bool is_whole, int n, typename T>
+__device__ void store(const Pack<T, n>& pack, T* x, std::int64_t n_there) {
+  if constexpr (is_whole) {
+    *reinterpret_cast<Pack<T, n>*>(x) = pack;
+  } else {
+    for (int i = 0; i < n; ++i) {
+      if (i < n_there) x[i] = pack.at[i];
+    }
+  }
 }
 
-/// Whether packs of n_bytes cut all rows of row_bytes, of which the first begin at `pointers`.
+/// Whether pieces of n_bytes cut all rows of row_bytes, of which the first begin at `pointers`.
 inline bool fits(std::int64_t n_bytes, std::int64_t row_bytes,
                  std::initializer_list<const void*> pointers) {
-  std::uintptr_t bits = static_cast<std::uintptr_t>(row_bytes);
+  auto bits = static_cast<std::uintptr_t>(row_bytes);
   for (const void* const pointer : pointers) bits |= reinterpret_cast<std::uintptr_t>(pointer);
   return bits % static_cast<std::uintptr_t>(n_bytes) == 0;
 }
 
-/// run(std::integral_constant<int, n>()), with 16 bytes of T in a pack, or 1 element.
+/// run(std::bool_constant<is_whole>()) for rows of `width` elements in packs of pack_size<T>.
 template <typename T, typename Run>
-void with_pack_of(std::int64_t width, std::initializer_list<const void*> pointers, const Run& run) {
-  constexpr int n = 16 / sizeof(T);
+void with_packs_of(std::int64_t width, std::initializer_list<const void*> pointers,
+                   const Run& run) {
   if (fits(16, width * static_cast<std::int64_t>(sizeof(T)), pointers)) {
-    run(std::integral_constant<int, n>());
+    run(std::true_type());
   } else {
-    run(std::integral_constant<int, 1>());
+    run(std::false_type());
   }
 }
 

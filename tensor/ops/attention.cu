@@ -4,6 +4,7 @@
 #include "tensor/cuda/attention_mma.h"
 #include "tensor/cuda/launch.h"
 #include "tensor/cuda/ops.h"
+#include "tensor/cuda/rope.h"
 #include "tensor/ops/elements.h"
 #include "tensor/ops/rounding.h"
 
@@ -138,8 +139,7 @@ __global__ void key_kernel(Call call, const T* qkv, const T* out, const float* l
   dqkv[call.in_qkv(token, 2, kv_head) + threadIdx.x] = round_to<T>(dvalue);
 }
 
-/// Queries and keys in place: a thread has a pair of elements. Angles are computed in f64, as the
-/// CPU's table is.
+/// Queries and keys in place: a thread has a pair of elements.
 template <typename T>
 __global__ void rope_kernel(AttentionShape shape, float theta, float direction, T* qkv) {
   const std::int64_t half = shape.head_dim / 2;
@@ -147,18 +147,9 @@ __global__ void rope_kernel(AttentionShape shape, float theta, float direction, 
   const std::int64_t n = shape.n_tokens() * per_token;
   for (std::int64_t index = first_element(); index < n; index += element_stride()) {
     const std::int64_t token = index / per_token;
-    const std::int64_t i = index % half;
     const std::int64_t head = index % per_token / half;
-    const double angle = static_cast<double>(token % shape.seq_len) *
-                         pow(static_cast<double>(theta),
-                             -2.0 * static_cast<double>(i) / static_cast<double>(shape.head_dim));
-    const auto c = static_cast<float>(cos(angle));
-    const float s = direction * static_cast<float>(sin(angle));
-    T* const x = qkv + token * shape.qkv_width() + head * shape.head_dim + i;
-    const float a = to_float(x[0]);
-    const float b = to_float(x[half]);
-    x[0] = round_to<T>(a * c - b * s);
-    x[half] = round_to<T>(b * c + a * s);
+    turn_pair(qkv + token * shape.qkv_width() + head * shape.head_dim, index % half, half, theta,
+              token % shape.seq_len, direction);
   }
 }
 

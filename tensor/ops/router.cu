@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 
+#include "tensor/cuda/counting_sort.h"
 #include "tensor/cuda/launch.h"
 #include "tensor/cuda/ops.h"
 #include "tensor/ops/cross_entropy.h"
@@ -12,7 +13,7 @@
 namespace llm::cuda {
 namespace {
 
-/// RouterShape, and how a sequence's visits are cut for the counting sort.
+/// RouterShape with its own experts.
 struct Shape {
   explicit Shape(const RouterShape& shape)
       : n_tokens(shape.n_tokens),
@@ -87,135 +88,65 @@ __global__ void choose_kernel(Shape shape, const float* logits, std::int32_t* ex
   }
 }
 
-// The counting sort of visits by expert. A block has a chunk of one sequence's visits, and a thread
-// an expert: it goes through the chunk in order, so that no two threads count at one place.
+// Visits are sorted by expert: a sequence's are a segment of the sort.
 
-constexpr std::int64_t chunk_visits = 1024;
-
-/// Chunks' numbers of visits, (experts, chunks): an expert's first, chunk by chunk.
-struct Chunks {
-  explicit Chunks(const Shape& shape)
-      : per_sequence((shape.seq_len * shape.top_k + chunk_visits - 1) / chunk_visits),
-        n(shape.n_tokens / shape.seq_len * per_sequence) {}
-  std::int64_t per_sequence;
-  std::int64_t n;
-};
-
-struct Chunk {
-  std::int64_t first;  ///< visit
-  std::int64_t n;
-};
-
-/// The block's chunk; its experts become `experts`.
-__device__ Chunk load_chunk(const Shape& shape, const Chunks& chunks, const std::int32_t* of_visits,
-                            std::int32_t* experts) {
-  const std::int64_t n_visits = shape.seq_len * shape.top_k;
-  const std::int64_t before = blockIdx.x % chunks.per_sequence * chunk_visits;
-  const std::int64_t n_left = n_visits - before;
-  const Chunk chunk{blockIdx.x / chunks.per_sequence * n_visits + before,
-                    n_left < chunk_visits ? n_left : chunk_visits};
-  for (std::int64_t i = threadIdx.x; i < chunk.n; i += blockDim.x) {
-    experts[i] = of_visits[chunk.first + i];
-  }
-  __syncthreads();
-  return chunk;
-}
-
-__global__ void count_kernel(Shape shape, Chunks chunks, const std::int32_t* of_visits,
+__global__ void count_kernel(Shape shape, Chunks chunks, const std::int32_t* experts,
                              std::int32_t* chunk_counts) {
-  auto* const experts = shared<std::int32_t>();
-  const Chunk chunk = load_chunk(shape, chunks, of_visits, experts);
-  for (std::int64_t e = threadIdx.x; e < shape.n_experts; e += blockDim.x) {
-    std::int32_t n = 0;
-    for (std::int64_t i = 0; i < chunk.n; ++i) n += experts[i] == e ? 1 : 0;
-    chunk_counts[e * chunks.n + blockIdx.x] = n;
-  }
+  const Chunk chunk = load_chunk(chunks, [&](std::int64_t visit) { return experts[visit]; });
+  count_keys(chunk, shape.n_experts, chunks.n, chunk_counts);
 }
 
 __global__ void sequence_counts_kernel(Shape shape, Chunks chunks, const std::int32_t* chunk_counts,
                                        std::int32_t* counts) {
   const std::int64_t n = shape.n_tokens / shape.seq_len * shape.n_experts;
   for (std::int64_t i = first_element(); i < n; i += element_stride()) {
-    const std::int64_t first = i / shape.n_experts * chunks.per_sequence;
+    const std::int64_t first = i / shape.n_experts * chunks.per_segment;
     const std::int32_t* const of_expert = chunk_counts + i % shape.n_experts * chunks.n + first;
     std::int32_t sum = 0;
-    for (std::int64_t c = 0; c < chunks.per_sequence; ++c) sum += of_expert[c];
+    for (std::int64_t c = 0; c < chunks.per_segment; ++c) sum += of_expert[c];
     counts[i] = sum;
   }
 }
 
-/// The sum of the x of the threads before this one; `partials` as in block_sum.
-__device__ std::int32_t sum_before(std::int32_t x, std::int32_t* partials) {
-  std::int32_t sum = x;
-  for (unsigned delta = 1; delta < lanes; delta *= 2) {
-    const std::int32_t below = __shfl_up_sync(all_lanes, sum, delta);
-    if (lane_of_warp() >= delta) sum += below;
-  }
-  if (lane_of_warp() == lanes - 1) partials[threadIdx.x / lanes] = sum;
-  __syncthreads();
-  for (unsigned warp = 0; warp < threadIdx.x / lanes; ++warp) sum += partials[warp];
-  __syncthreads();
-  return sum - x;
-}
-
-/// A block's row of n numbers becomes the sums of those before each of them, and sums[block] the
-/// sum of all. `sums` may follow the row.
-__global__ void sums_before_kernel(std::int64_t n, std::int32_t* rows, std::int32_t* sums) {
-  auto* const partials = shared<std::int32_t>();
-  std::int32_t* const row = rows + blockIdx.x * n;
-  std::int32_t sum = 0;
-  for (std::int64_t first = 0; first < n; first += blockDim.x) {
-    const std::int64_t i = first + threadIdx.x;
-    const std::int32_t x = i < n ? row[i] : 0;
-    const std::int32_t before = sum + sum_before(x, partials);
-    if (i < n) row[i] = before;
-    sum += block_sum(x, partials);
-  }
-  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
-}
-
-__global__ void rows_kernel(Shape shape, Chunks chunks, const std::int32_t* of_visits,
+__global__ void rows_kernel(Shape shape, Chunks chunks, const std::int32_t* experts,
                             const std::int32_t* chunk_begins, const std::int32_t* begins,
                             std::int32_t* rows, std::int32_t* visits) {
-  auto* const experts = shared<std::int32_t>();
-  const Chunk chunk = load_chunk(shape, chunks, of_visits, experts);
+  const Chunk chunk = load_chunk(chunks, [&](std::int64_t visit) { return experts[visit]; });
   for (std::int64_t i = threadIdx.x; i < chunk.n; i += blockDim.x) {
-    const bool is_own = shape.own_begin <= experts[i] && experts[i] < shape.own_end;
+    const bool is_own = shape.own_begin <= chunk.keys[i] && chunk.keys[i] < shape.own_end;
     if (!is_own) rows[chunk.first + i] = -1;
   }
   for (std::int64_t e = shape.own_begin + threadIdx.x; e < shape.own_end; e += blockDim.x) {
-    std::int32_t row = begins[e - shape.own_begin] + chunk_begins[e * chunks.n + blockIdx.x];
-    for (std::int64_t i = 0; i < chunk.n; ++i) {
-      if (experts[i] != e) continue;
-      rows[chunk.first + i] = row;
-      visits[row++] = static_cast<std::int32_t>(chunk.first + i);
-    }
+    const std::int32_t begin =
+        begins[e - shape.own_begin] + chunk_begins[e * chunks.n + blockIdx.x];
+    place_items(chunk, e, begin, [&](std::int64_t visit, std::int32_t row) {
+      rows[visit] = row;
+      visits[row] = static_cast<std::int32_t>(visit);
+    });
   }
 }
 
 void plan_rows(cudaStream_t stream, const Shape& shape, const Routing& routing) {
-  const Chunks chunks(shape);
+  const std::int64_t n_sequences = shape.n_tokens / shape.seq_len;
+  const Chunks chunks(n_sequences, shape.seq_len * shape.top_k);
+  const auto n_counts = static_cast<std::size_t>(shape.n_experts * chunks.n);
   const auto n_experts = static_cast<std::size_t>(shape.n_experts);
-  const auto n_chunks = static_cast<std::size_t>(chunks.n);
-  const Scratch scratch((n_chunks + 1) * n_experts * sizeof(std::int32_t), stream);
+  const Scratch scratch((n_counts + n_experts) * sizeof(std::int32_t), stream);
   auto* const chunk_counts = scratch.as<std::int32_t>();
-  std::int32_t* const totals = chunk_counts + n_chunks * n_experts;
+  std::int32_t* const totals = chunk_counts + n_counts;
   const auto* const experts = routing.experts.as<std::int32_t>();
   auto* const begins = routing.begins.as<std::int32_t>();
   const std::int64_t n_own = shape.own_end - shape.own_begin;
-  const Grid chunks_grid{chunks.n, block_threads, chunk_visits * sizeof(std::int32_t)};
-  launch(stream, chunks_grid, count_kernel, shape, chunks, experts, chunk_counts);
-  launch(stream, grid_of(shape.n_tokens / shape.seq_len * shape.n_experts), sequence_counts_kernel,
-         shape, chunks, chunk_counts, routing.counts.as<std::int32_t>());
-  constexpr unsigned partials = partials_bytes<std::int32_t>;
-  launch(stream, {shape.n_experts, block_threads, partials}, sums_before_kernel, chunks.n,
-         chunk_counts, totals);
+  launch(stream, chunks.grid(), count_kernel, shape, chunks, experts, chunk_counts);
+  launch(stream, grid_of(n_sequences * shape.n_experts), sequence_counts_kernel, shape, chunks,
+         chunk_counts, routing.counts.as<std::int32_t>());
+  sums_before(stream, shape.n_experts, chunks.n, chunk_counts, totals);
   const auto own_bytes = static_cast<std::size_t>(n_own) * sizeof(std::int32_t);
   check(cudaMemcpyAsync(begins, totals + shape.own_begin, own_bytes, cudaMemcpyDeviceToDevice,
                         stream),
         "a copy of counts");
-  launch(stream, {1, block_threads, partials}, sums_before_kernel, n_own, begins, begins + n_own);
-  launch(stream, chunks_grid, rows_kernel, shape, chunks, experts, chunk_counts, begins,
+  sums_before(stream, 1, n_own, begins, begins + n_own);
+  launch(stream, chunks.grid(), rows_kernel, shape, chunks, experts, chunk_counts, begins,
          routing.rows.as<std::int32_t>(), routing.visits.as<std::int32_t>());
 }
 

@@ -222,6 +222,34 @@ TEST_CASE("on a device embeddings have the CPU's bits, forward and backward, of 
   }
 }
 
+TEST_CASE(
+    "on a device a table's gradient has the CPU's bits, with many rows and many tokens of one") {
+  constexpr std::int64_t n = 1104, seq_len = 16, width = 40, n_rows = 70'000, n_own = 301;
+  const TablePart part{66'000, n_rows};
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    INFO(name_of(dtype));
+    Values tokens(0, Dtype::i32, {n}), dy(1, dtype, {n, width});
+    Values dtable(2, Dtype::f32, {n_own, width}), dpositions(3, Dtype::f32, {seq_len, width});
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t any = i * i * 7 % n_rows;
+      const std::int64_t own = part.first_row + any % n_own;
+      tokens.view.as<std::int32_t>()[i] = static_cast<std::int32_t>(i % 3 == 0 ? part.first_row + 5
+                                                                    : i % 3 == 1 ? own
+                                                                                 : any);
+    }
+    Twice::check(
+        [&](Twice& of, cudaStream_t device, Queue* cpu) {
+          const MutView t = of(tokens), d = of(dy), dw = of(dtable), dp = of(dpositions);
+          if (cpu) {
+            embedding_backward(*cpu, t, d, seq_len, Write::add, dw, dp, part);
+          } else {
+            cuda::embedding_backward(device, t, d, seq_len, dw, dp, part);
+          }
+        },
+        {&tokens, &dy, &dtable, &dpositions}, {&dtable, &dpositions}, 0);
+  }
+}
+
 TEST_CASE("on a device the norms agree with the CPU's, forward and backward, in every order") {
   for (const Dtype dtype : compute_dtypes) {
     for (const bool is_rms : {false, true}) {

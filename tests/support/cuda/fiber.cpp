@@ -22,6 +22,10 @@
 #endif
 #ifdef LLM_ASAN
 #include <sanitizer/common_interface_defs.h>
+// For use after return each stack would have a second one, mapped anew for every thread of a grid.
+extern "C" const char* __asan_default_options() {
+  return "detect_stack_use_after_return=0";
+}
 #endif
 
 #ifdef __x86_64__
