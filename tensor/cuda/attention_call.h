@@ -47,4 +47,18 @@ struct AttentionCall {
   }
 };
 
+/// What dropout does to the weight of a query and a key.
+template <bool drops>
+struct Mask {
+  __device__ Mask(const AttentionCall& call_, std::int64_t sample, std::int64_t head_)
+      : call(call_), key(drops ? call_.dropout.key(sample) : 0), head(head_) {}
+  __device__ float at(int query, int position) const {
+    if constexpr (drops) return call.factor(key, head, query, position);
+    return 1;
+  }
+  const AttentionCall& call;
+  std::uint64_t key;
+  std::int64_t head;
+};
+
 }  // namespace llm::cuda

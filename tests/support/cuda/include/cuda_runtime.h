@@ -76,7 +76,6 @@ inline std::map<const void*, std::size_t>& llm_shared_limits() {
   static std::map<const void*, std::size_t> limits;
   return limits;
 }
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 template <typename... Parameters>
 cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute, int value) {
   if (value < 0 || value > 227 << 10) return cudaErrorInvalidValue;
@@ -84,10 +83,6 @@ cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribut
   return cudaSuccess;
 }
 
-enum cudaDeviceAttr {
-  cudaDevAttrComputeCapabilityMajor = 75,
-  cudaDevAttrComputeCapabilityMinor = 76
-};
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
