@@ -91,6 +91,20 @@ class Transport : public Poller {
                           Event& received) = 0;
   virtual void do_send_control(int peer, const ControlHeader& header,
                                std::span<const std::byte> payload) = 0;
+  /// For a transport over another one: past the counts, lanes and traces of `inner`, since the
+  /// outer one has them.
+  static void pass_send(Transport& inner, int peer, int tag, const Header& header, View tensor,
+                        Event& sent) {
+    inner.do_send(peer, tag, header, tensor, sent);
+  }
+  static void pass_receive(Transport& inner, int peer, int tag, const Header& expected,
+                           MutView tensor, Event& received) {
+    inner.do_receive(peer, tag, expected, tensor, received);
+  }
+  static void pass_control(Transport& inner, int peer, const ControlHeader& header,
+                           std::span<const std::byte> payload) {
+    inner.do_send_control(peer, header, payload);
+  }
   /// For implementations: a control message is here.
   void deliver_control(int peer, const ControlHeader& header, std::span<const std::byte> payload);
 

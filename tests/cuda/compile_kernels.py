@@ -28,6 +28,11 @@ def compile_one(nvcc, root, file, folder):
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
+def has_header(nvcc, header):
+    return subprocess.run([nvcc, "-x", "cu", "-E", "-"], input=f"#include <{header}>", text=True,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+
+
 def kernels(text):
     """(architecture, kernel, registers, stack bytes, spilled bytes) of ptxas -v."""
     for entry in text.split("Compiling entry function ")[1:]:
@@ -44,6 +49,9 @@ def main():
     if nvcc is None:
         print("nvcc is not here; it comes with NVIDIA's CUDA Toolkit")
         sys.exit(77)
+    if not has_header(nvcc, "nccl.h"):
+        print("nccl.h is not here, it comes with NVIDIA's NCCL: what needs it is left out")
+        files = [f for f in files if "<nccl.h>" not in (pathlib.Path(root) / f).read_text()]
     rows, n_failed = [], 0
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for file, done in zip(files, pool.map(lambda f: compile_one(nvcc, root, f, folder), files)):

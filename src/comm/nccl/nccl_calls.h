@@ -1,0 +1,36 @@
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "tensor/queue.h"
+
+namespace llm {
+
+/// What this project calls of NCCL, filled by the module that links it (nccl_module.cu). Calls
+/// return NCCL's result codes. A communicator is of two ranks, a sender (0) and a receiver (1), and
+/// never blocks: what is in progress is asked for by `state`.
+struct NcclCalls {
+  using Id = std::array<std::byte, 128>;
+  using Communicator = void*;
+  static constexpr int success = 0;
+  static constexpr int in_progress = 7;
+  static constexpr int sender = 0;
+  static constexpr int receiver = 1;
+
+  int (*make_id)(Id& id);
+  int (*begin)(Communicator& made, const Id& id, int rank, int most_ctas);
+  /// How the communicator's last call goes: success, in progress, or an error.
+  int (*state)(Communicator communicator, int& state);
+  int (*send)(const void* from, std::int64_t n_bytes, Communicator communicator,
+              cudaStream_t stream);
+  int (*receive)(void* into, std::int64_t n_bytes, Communicator communicator, cudaStream_t stream);
+  int (*finalize)(Communicator communicator);
+  int (*destroy)(Communicator communicator);
+  int (*abort)(Communicator communicator);
+  const char* (*text)(int code);
+  /// More words on the last error, may be empty.
+  const char* (*last_error)(Communicator communicator);
+};
+
+}  // namespace llm
