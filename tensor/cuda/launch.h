@@ -36,6 +36,12 @@ void launch(cudaStream_t stream, const Grid& grid, void (*kernel)(Parameters...)
   config.blockDim = dim3{grid.n_threads};
   config.dynamicSmemBytes = grid.shared_bytes;
   config.stream = stream;
+  constexpr unsigned granted_bytes = 48 << 10;  // what a kernel has without asking
+  if (grid.shared_bytes > granted_bytes) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(grid.shared_bytes)),
+          "cudaFuncSetAttribute");
+  }
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), "a launch");
 }
 
@@ -53,13 +59,13 @@ __device__ inline std::int64_t element_stride() {
   return static_cast<std::int64_t>(gridDim.x) * blockDim.x;
 }
 
-/// The launch's shared memory.
+/// The launch's shared memory, from a multiple of 16 bytes on.
 template <typename T>
 __device__ T* shared() {
 #ifdef LLM_EMULATED_CUDA
   return reinterpret_cast<T*>(emulator::dynamic_shared());
 #else
-  extern __shared__ unsigned char shared_bytes[];
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
   return reinterpret_cast<T*>(shared_bytes);
 #endif
 }
