@@ -30,6 +30,7 @@ template <typename... Parameters, typename... Arguments>
 void launch(cudaStream_t stream, const Grid& grid, void (*kernel)(Parameters...),
             Arguments&&... arguments) {
   if (grid.n_blocks == 0) return;
+  CHECK_CONTRACT(grid.n_blocks <= 0x7FFFFFFF, "a grid has fewer than 2^31 blocks");
   cudaLaunchConfig_t config{};
   config.gridDim = dim3{static_cast<unsigned>(grid.n_blocks)};
   config.blockDim = dim3{grid.n_threads};

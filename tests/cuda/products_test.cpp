@@ -20,7 +20,7 @@ TEST_CASE("on a device linear layers agree with the CPU's, by plain kernels and 
                                              {Write::set, true},
                                              {Write::add, true}}) {
       INFO(name_of(dtype) << (has_library ? ", library" : ", plain"));
-      constexpr std::int64_t n = 21, in = 35, out = 18;
+      constexpr std::int64_t n = 70, in = 35, out = 18;
       Values x(1, dtype, {n, in}), weight(2, dtype, {out, in}), bias(3, Dtype::f32, {out});
       Values y(0, dtype, {n, out}), dy(4, dtype, {n, out}), dx(5, dtype, {n, in});
       Values dweight(6, Dtype::f32, {out, in}), dbias(7, Dtype::f32, {out});
