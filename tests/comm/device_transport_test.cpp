@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <cstdlib>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -409,6 +410,16 @@ TEST_CASE("a message that lies on a device at one end alone is refused by NCCL's
                     "devices",
                     is_at_sender ? "a device" : "the CPU", is_at_sender ? "the CPU" : "a device"));
   }
+}
+
+TEST_CASE("what NCCL's kernels need of CUDA is in the environment, but for what the user has set") {
+  unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  unsetenv("CUDA_MODULE_LOADING");
+  setenv("NCCL_DEBUG", "INFO", 1);
+  set_nccl_environment();
+  CHECK(std::string(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) == "32");
+  CHECK(std::string(std::getenv("CUDA_MODULE_LOADING")) == "EAGER");
+  CHECK(std::string(std::getenv("NCCL_DEBUG")) == "INFO");
 }
 
 }  // namespace llm
