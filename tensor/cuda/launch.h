@@ -30,11 +30,18 @@ template <typename... Parameters, typename... Arguments>
 void launch(cudaStream_t stream, const Grid& grid, void (*kernel)(Parameters...),
             Arguments&&... arguments) {
   if (grid.n_blocks == 0) return;
+  CHECK_CONTRACT(grid.n_blocks <= 0x7FFFFFFF, "a grid has fewer than 2^31 blocks");
   cudaLaunchConfig_t config{};
   config.gridDim = dim3{static_cast<unsigned>(grid.n_blocks)};
   config.blockDim = dim3{grid.n_threads};
   config.dynamicSmemBytes = grid.shared_bytes;
   config.stream = stream;
+  constexpr unsigned granted_bytes = 48 << 10;  // what a kernel has without asking
+  if (grid.shared_bytes > granted_bytes) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(grid.shared_bytes)),
+          "cudaFuncSetAttribute");
+  }
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), "a launch");
 }
 
@@ -52,13 +59,13 @@ __device__ inline std::int64_t element_stride() {
   return static_cast<std::int64_t>(gridDim.x) * blockDim.x;
 }
 
-/// The launch's shared memory.
+/// The launch's shared memory, from a multiple of 16 bytes on.
 template <typename T>
 __device__ T* shared() {
 #ifdef LLM_EMULATED_CUDA
   return reinterpret_cast<T*>(emulator::dynamic_shared());
 #else
-  extern __shared__ unsigned char shared_bytes[];
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
   return reinterpret_cast<T*>(shared_bytes);
 #endif
 }

@@ -61,6 +61,27 @@ void with_packs_of(std::int64_t width, std::initializer_list<const void*> pointe
   }
 }
 
+/// A block for each row, of as many warps as its packs of n need; 65,535 blocks at most, which take
+/// rows in turns.
+inline Grid packed_rows_grid(std::int64_t n_rows, std::int64_t width, int n) {
+  constexpr std::int64_t most_blocks = 65'535;
+  const std::int64_t n_warps = (width + n * lanes - 1) / (n * lanes);
+  const auto warps = static_cast<unsigned>(n_warps < 1 ? 1 : n_warps);
+  const unsigned n_threads = lanes * (warps < block_warps ? warps : block_warps);
+  return {n_rows < most_blocks ? n_rows : most_blocks, n_threads, partials_bytes<float>};
+}
+
+/// Of n_elements in one row of packs: run(first element, how many there are from it on).
+template <int n, typename Run>
+__device__ void for_each_pack(std::int64_t n_elements, const Run& run) {
+  for (std::int64_t i = first_element() * n; i < n_elements; i += element_stride() * n) {
+    run(i, n_elements - i);
+  }
+}
+inline Grid packs_grid(std::int64_t n_elements, int n) {
+  return grid_of((n_elements + n - 1) / n);
+}
+
 /// run(Unit()) with the largest unit that moves rows of any type.
 template <typename Run>
 void with_unit_of(std::int64_t row_bytes, std::initializer_list<const void*> pointers,

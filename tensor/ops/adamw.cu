@@ -1,24 +1,37 @@
 #include "tensor/cuda/launch.h"
 #include "tensor/cuda/ops.h"
+#include "tensor/cuda/pack.h"
 #include "tensor/ops/adamw_kernels.h"
 #include "tensor/ops/rounding.h"
 
 namespace llm::cuda {
 namespace {
 
-template <typename T>
+constexpr int adamw_pack = pack_size<float>;
+
+template <typename T, bool is_whole>
 __global__ void adamw_kernel(AdamwFactors f, const float* grads, float* weights, float* m, float* v,
-                             T* copy, std::int64_t n) {
-  for (std::int64_t i = first_element(); i < n; i += element_stride()) {
-    const float g = f.grad_scale * grads[i];
-    m[i] = f.keep_m * m[i] + f.take_m * g;
-    v[i] = f.keep_v * v[i] + f.take_v * (g * g);
-    float weight = weights[i];
-    weight -= f.decay * weight;
-    weight -= f.step_size * m[i] / (sqrtf(f.v_scale * v[i]) + f.epsilon);
-    weights[i] = weight;
-    if (copy != nullptr) copy[i] = round_to<T>(weight);
-  }
+                             T* copy, std::int64_t n_elements) {
+  constexpr int n = adamw_pack;
+  for_each_pack<n>(n_elements, [&](std::int64_t at, std::int64_t n_left) {
+    const auto grad = load<n, is_whole>(grads + at, n_left);
+    auto of_m = load<n, is_whole>(m + at, n_left);
+    auto of_v = load<n, is_whole>(v + at, n_left);
+    auto weight = load<n, is_whole>(weights + at, n_left);
+    Pack<T, n> rounded;
+    for (int i = 0; i < n; ++i) {
+      const float g = f.grad_scale * grad.at[i];
+      of_m.at[i] = f.keep_m * of_m.at[i] + f.take_m * g;
+      of_v.at[i] = f.keep_v * of_v.at[i] + f.take_v * (g * g);
+      weight.at[i] -= f.decay * weight.at[i];
+      weight.at[i] -= f.step_size * of_m.at[i] / (sqrtf(f.v_scale * of_v.at[i]) + f.epsilon);
+      rounded.at[i] = round_to<T>(weight.at[i]);
+    }
+    store<is_whole>(of_m, m + at, n_left);
+    store<is_whole>(of_v, v + at, n_left);
+    store<is_whole>(weight, weights + at, n_left);
+    if (copy != nullptr) store<is_whole>(rounded, copy + at, n_left);
+  });
 }
 
 constexpr unsigned chunk_lanes = 16;  // of the plain body, whose bits a norm has everywhere
@@ -48,8 +61,12 @@ void adamw(cudaStream_t stream, const AdamwStep& step, View grads, MutView weigh
   const std::int64_t n = weights.n_elements();
   with_type_of(copy.empty() ? Dtype::f32 : copy.dtype(), [&](auto type) {
     using T = decltype(type);
-    launch(stream, grid_of(n), adamw_kernel<T>, factors, grads.as<float>(), weights.as<float>(),
-           m.as<float>(), v.as<float>(), static_cast<T*>(copy.data()), n);
+    with_packs_of<float>(n, {grads.data(), weights.data(), m.data(), v.data(), copy.data()},
+                         [&](auto is_whole) {
+                           launch(stream, packs_grid(n, adamw_pack), adamw_kernel<T, is_whole()>,
+                                  factors, grads.as<float>(), weights.as<float>(), m.as<float>(),
+                                  v.as<float>(), static_cast<T*>(copy.data()), n);
+                         });
   });
 }
 

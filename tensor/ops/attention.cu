@@ -1,5 +1,7 @@
 #include "tensor/ops/attention.h"
 
+#include "tensor/cuda/attention_call.h"
+#include "tensor/cuda/attention_mma.h"
 #include "tensor/cuda/launch.h"
 #include "tensor/cuda/ops.h"
 #include "tensor/cuda/rope.h"
@@ -11,36 +13,12 @@
 namespace llm::cuda {
 namespace {
 
-struct Call {
-  AttentionShape shape;
-  Dropout dropout;
-  float scale;  ///< 1 / sqrt(head_dim)
+using Call = AttentionCall;
 
-  __device__ std::int64_t group() const { return shape.n_heads / shape.n_kv_heads; }
-  __device__ std::int64_t token(std::int64_t sample, std::int64_t t) const {
-    return sample * shape.seq_len + t;
-  }
-  /// Where a head's elements of a token begin in qkv; part 0: queries, 1: keys, 2: values.
-  __device__ std::int64_t in_qkv(std::int64_t token, int part, std::int64_t head) const {
-    const std::int64_t before = part == 0 ? 0 : shape.n_heads + (part - 1) * shape.n_kv_heads;
-    return token * shape.qkv_width() + (before + head) * shape.head_dim;
-  }
-  __device__ std::int64_t in_out(std::int64_t token, std::int64_t head) const {
-    return (token * shape.n_heads + head) * shape.head_dim;
-  }
-  __device__ std::int64_t in_sums(std::int64_t sample, std::int64_t head, std::int64_t t) const {
-    return (sample * shape.n_heads + head) * shape.seq_len + t;
-  }
-  /// What dropout multiplies p[t, u] by.
-  __device__ float factor(std::int64_t sample, std::int64_t head, std::int64_t t,
-                          std::int64_t u) const {
-    if (dropout.p == 0) return 1;
-    const std::int64_t row = (shape.first_head + head) * shape.seq_len + t;
-    const auto e = static_cast<std::uint64_t>(row * shape.seq_len + u);
-    const PhiloxBlock draw = philox_at(dropout.key(sample), e / 4);
-    return uniform_from(draw[e % 4]) >= dropout.p ? 1 / (1 - dropout.p) : 0;
-  }
-};
+__device__ float factor(const Call& call, std::int64_t sample, std::int64_t head, std::int64_t t,
+                        std::int64_t u) {
+  return call.dropout.p == 0 ? 1 : call.factor(call.dropout.key(sample), head, t, u);
+}
 
 /// What a block of a grid over samples, heads and positions has.
 struct Place {
@@ -78,7 +56,7 @@ __global__ void forward_kernel(Call call, const T* qkv, T* out, float* log_sum_e
     const float p = expf(score - now_largest);
     const float value = element(call, qkv, call.in_qkv(token, 2, kv_head));
     sum = sum * kept + p;
-    mixed = mixed * kept + call.factor(sample, head, t, u) * p * value;
+    mixed = mixed * kept + factor(call, sample, head, t, u) * p * value;
     largest = now_largest;
   }
   if (threadIdx.x < s.head_dim) {
@@ -117,8 +95,8 @@ __device__ Pair pair_at(const Call& call, const Tensors<T>& x, std::int64_t samp
   const float dout_value = block_sum(dout * value, partials);
   const float dout_out = block_sum(dout * out, partials);
   const float p = expf(score - x.log_sum_exp[call.in_sums(sample, head, t)]);
-  const float factor = call.factor(sample, head, t, u);
-  return {factor * p, call.scale * p * (factor * dout_value - dout_out)};
+  const float kept = factor(call, sample, head, t, u);
+  return {kept * p, call.scale * p * (kept * dout_value - dout_out)};
 }
 
 template <typename T>
@@ -181,8 +159,17 @@ Grid heads_grid(const AttentionShape& shape, std::int64_t n_heads) {
           static_cast<unsigned>(n_warps * sizeof(float))};
 }
 
-Call call_of(const AttentionShape& shape, const Dropout& dropout) {
-  return {shape, dropout, 1 / sqrtf(static_cast<float>(shape.head_dim))};
+/// Of the device that the calling thread has selected; 80 for 8.0.
+int capability() {
+  int device = 0;
+  int major = 0;
+  int minor = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+        "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+        "cudaDeviceGetAttribute");
+  return 10 * major + minor;
 }
 
 }  // namespace
@@ -198,16 +185,22 @@ void rope(cudaStream_t stream, AttentionShape shape, float theta, bool is_backwa
 
 void attention_forward(cudaStream_t stream, AttentionShape shape, View qkv, const Dropout& dropout,
                        MutView out, MutView log_sum_exp) {
+  if (has_attention_mma(capability(), qkv.dtype(), shape.head_dim)) {
+    return attention_forward_mma(stream, shape, qkv, dropout, out, log_sum_exp);
+  }
   with_type_of(qkv.dtype(), [&](auto type) {
     using T = decltype(type);
-    launch(stream, heads_grid(shape, shape.n_heads), forward_kernel<T>, call_of(shape, dropout),
+    launch(stream, heads_grid(shape, shape.n_heads), forward_kernel<T>, Call(shape, dropout),
            qkv.as<T>(), out.as<T>(), log_sum_exp.as<float>());
   });
 }
 
 void attention_backward(cudaStream_t stream, AttentionShape shape, View qkv, View out,
                         View log_sum_exp, View dout, const Dropout& dropout, MutView dqkv) {
-  const Call call = call_of(shape, dropout);
+  if (has_attention_mma(capability(), qkv.dtype(), shape.head_dim)) {
+    return attention_backward_mma(stream, shape, qkv, out, log_sum_exp, dout, dropout, dqkv);
+  }
+  const Call call(shape, dropout);
   with_type_of(qkv.dtype(), [&](auto type) {
     using T = decltype(type);
     launch(stream, heads_grid(shape, shape.n_heads), query_kernel<T>, call, qkv.as<T>(),

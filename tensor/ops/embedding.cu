@@ -28,31 +28,43 @@ struct Lookup {
   Part part;
 };
 
-template <typename T>
+/// A block takes a token.
+template <typename T, bool is_whole>
 __global__ void forward_kernel(Lookup of, const std::int32_t* tokens, const T* table,
                                const T* positions, T* y) {
-  for (std::int64_t i = blockIdx.x; i < of.n; i += gridDim.x) {
-    const std::int64_t row = of.part.row_of(tokens[i]);
-    for (std::int64_t c = threadIdx.x; c < of.width; c += blockDim.x) {
-      T value = row < 0 ? round_to<T>(0) : table[row * of.width + c];
+  constexpr int n = pack_size<T>;
+  for (std::int64_t t = blockIdx.x; t < of.n; t += gridDim.x) {
+    const std::int64_t row = of.part.row_of(tokens[t]);
+    for (std::int64_t c = threadIdx.x * n; c < of.width; c += blockDim.x * n) {
+      const std::int64_t n_left = of.width - c;
+      Pack<T, n> value{};
+      if (row >= 0) value = load<n, is_whole>(table + row * of.width + c, n_left);
       if (positions != nullptr) {
-        const T position = positions[i % of.seq_len * of.width + c];
-        value = round_to<T>(to_float(value) + to_float(position));
+        const auto position = load<n, is_whole>(positions + t % of.seq_len * of.width + c, n_left);
+        for (int i = 0; i < n; ++i) {
+          value.at[i] = round_to<T>(to_float(value.at[i]) + to_float(position.at[i]));
+        }
       }
-      y[i * of.width + c] = value;
+      store<is_whole>(value, y + t * of.width + c, n_left);
     }
   }
 }
 
-template <typename T>
+template <typename T, bool is_whole>
 __global__ void add_positions_kernel(const T* positions, std::int64_t seq_len,
-                                     std::int64_t first_row, std::int64_t n, std::int64_t width,
-                                     T* y) {
-  for (std::int64_t i = blockIdx.x; i < n; i += gridDim.x) {
-    const T* const position = positions + (first_row + i) % seq_len * width;
-    T* const row = y + i * width;
-    for (std::int64_t c = threadIdx.x; c < width; c += blockDim.x) {
-      row[c] = round_to<T>(to_float(row[c]) + to_float(position[c]));
+                                     std::int64_t first_row, std::int64_t n_rows,
+                                     std::int64_t width, T* y) {
+  constexpr int n = pack_size<T>;
+  for (std::int64_t r = blockIdx.x; r < n_rows; r += gridDim.x) {
+    const T* const position = positions + (first_row + r) % seq_len * width;
+    T* const row = y + r * width;
+    for (std::int64_t c = threadIdx.x * n; c < width; c += blockDim.x * n) {
+      auto sum = load<n, is_whole>(row + c, width - c);
+      const auto added = load<n, is_whole>(position + c, width - c);
+      for (int i = 0; i < n; ++i) {
+        sum.at[i] = round_to<T>(to_float(sum.at[i]) + to_float(added.at[i]));
+      }
+      store<is_whole>(sum, row + c, width - c);
     }
   }
 }
@@ -200,11 +212,6 @@ Part part_of(const TablePart& part, std::int64_t n_own) {
   return {part.n_rows == 0 ? 0 : part.first_row, n_own};
 }
 
-Grid rows_grid(std::int64_t n_rows) {
-  constexpr std::int64_t most_blocks = 65'535;
-  return {n_rows < most_blocks ? n_rows : most_blocks};
-}
-
 }  // namespace
 
 void embedding_forward(cudaStream_t stream, View tokens, View table, View positions,
@@ -212,18 +219,24 @@ void embedding_forward(cudaStream_t stream, View tokens, View table, View positi
   const Lookup of{tokens.n_elements(), seq_len, y.shape()[1], part_of(part, table.shape()[0])};
   with_type_of(y.dtype(), [&](auto type) {
     using T = decltype(type);
-    launch(stream, rows_grid(of.n), forward_kernel<T>, of, tokens.as<std::int32_t>(), table.as<T>(),
-           static_cast<const T*>(positions.data()), y.as<T>());
+    with_packs_of<T>(of.width, {table.data(), positions.data(), y.data()}, [&](auto is_whole) {
+      launch(stream, packed_rows_grid(of.n, of.width, pack_size<T>), forward_kernel<T, is_whole()>,
+             of, tokens.as<std::int32_t>(), table.as<T>(), static_cast<const T*>(positions.data()),
+             y.as<T>());
+    });
   });
 }
 
 void add_positions(cudaStream_t stream, View positions, std::int64_t seq_len,
                    std::int64_t first_row, MutView y) {
   const std::int64_t n = y.shape()[0];
+  const std::int64_t width = y.shape()[1];
   with_type_of(y.dtype(), [&](auto type) {
     using T = decltype(type);
-    launch(stream, rows_grid(n), add_positions_kernel<T>, positions.as<T>(), seq_len, first_row, n,
-           y.shape()[1], y.as<T>());
+    with_packs_of<T>(width, {positions.data(), y.data()}, [&](auto is_whole) {
+      launch(stream, packed_rows_grid(n, width, pack_size<T>), add_positions_kernel<T, is_whole()>,
+             positions.as<T>(), seq_len, first_row, n, width, y.as<T>());
+    });
   });
 }
 

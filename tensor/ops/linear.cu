@@ -1,5 +1,7 @@
+#include "tensor/cuda/column_sums.h"
 #include "tensor/cuda/launch.h"
 #include "tensor/cuda/ops.h"
+#include "tensor/cuda/pack.h"
 #include "tensor/cuda/products.h"
 #include "tensor/ops/elements.h"
 #include "tensor/ops/rounding.h"
@@ -51,15 +53,28 @@ __global__ void product_kernel(Product p, const T* a, const T* b, const float* b
   out = round_to<Y>(p.adds ? to_float(out) + sum : sum);
 }
 
-/// A thread has a column, through all rows in order.
+template <typename T, bool is_whole>
+__global__ void sum_rows_kernel(Strips strips, const T* dy, float* partials) {
+  constexpr int n = pack_size<T>;
+  add_strip<1, n>(
+      strips,
+      [&](std::int64_t r, std::int64_t c, std::int64_t n_left, ColumnSums<1, n>& sums) {
+        const auto pack = load<n, is_whole>(dy + r * strips.width + c, n_left);
+        for (int i = 0; i < n; ++i) sums.at[0][i] += to_float(pack.at[i]);
+      },
+      partials);
+}
+
 template <typename T>
-__global__ void sum_rows_kernel(const T* dy, std::int64_t n, std::int64_t width, bool adds,
-                                float* dbias) {
-  for (std::int64_t c = first_element(); c < width; c += element_stride()) {
-    float sum = 0;
-    for (std::int64_t r = 0; r < n; ++r) sum += to_float(dy[r * width + c]);
-    dbias[c] = adds ? dbias[c] + sum : sum;
-  }
+void sum_rows(cudaStream_t stream, const View& dy, bool adds, float* dbias) {
+  const Strips strips(dy.shape()[0], dy.shape()[1]);
+  const Scratch scratch(strips.sums_bytes(), stream);
+  auto* const partials = scratch.as<float>();
+  with_packs_of<T>(strips.width, {dy.data()}, [&](auto is_whole) {
+    launch(stream, strips.grid(pack_size<T>, 1), sum_rows_kernel<T, is_whole()>, strips, dy.as<T>(),
+           partials);
+  });
+  add_strips(stream, strips, partials, adds, dbias);
 }
 
 template <typename T, typename Y>
@@ -121,8 +136,7 @@ void linear_backward_weight(cudaStream_t stream, View x, View dy, Write write, M
       product(stream, p, dy.as<T>(), x.as<T>(), nullptr, dweight.as<float>());
     }
     if (dbias.empty()) return;
-    launch(stream, grid_of(out), sum_rows_kernel<T>, dy.as<T>(), n, out, write == Write::add,
-           dbias.as<float>());
+    sum_rows<T>(stream, dy, write == Write::add, dbias.as<float>());
   });
 }
 

@@ -1,12 +1,12 @@
+#include "tensor/cuda/column_sums.h"
 #include "tensor/cuda/launch.h"
 #include "tensor/cuda/ops.h"
+#include "tensor/cuda/pack.h"
 #include "tensor/ops/elements.h"
 #include "tensor/ops/rounding.h"
 
 namespace llm::cuda {
 namespace {
-
-constexpr unsigned partial_bytes = block_threads / lanes * sizeof(float);
 
 /// One of the two norms: a layer norm where `mean` is there.
 struct Norm {
@@ -16,29 +16,51 @@ struct Norm {
   bool centers;
 };
 
-template <typename T>
+/// run(column, how many columns are left) for the packs of a row that a thread has.
+template <int n, typename Run>
+__device__ void for_each_column(std::int64_t width, const Run& run) {
+  for (std::int64_t c = threadIdx.x * n; c < width; c += blockDim.x * n) run(c, width - c);
+}
+
+// A block takes a row. What is not there of its last pack counts nothing in sums.
+
+template <typename T, bool is_whole>
 __global__ void forward_kernel(Norm norm, const T* x, const float* weight, const float* bias, T* y,
                                float* mean, float* rstd) {
+  constexpr int n = pack_size<T>;
   auto* const partials = shared<float>();
-  const auto n = static_cast<float>(norm.width);
+  const auto width = static_cast<float>(norm.width);
   for (std::int64_t r = blockIdx.x; r < norm.n; r += gridDim.x) {
     const T* const row = x + r * norm.width;
     float center = 0;
     if (norm.centers) {
       float sum = 0;
-      for (std::int64_t c = threadIdx.x; c < norm.width; c += blockDim.x) sum += to_float(row[c]);
-      center = block_sum(sum, partials) / n;
+      for_each_column<n>(norm.width, [&](std::int64_t c, std::int64_t n_left) {
+        const auto pack = load<n, is_whole>(row + c, n_left);
+        for (int i = 0; i < n; ++i) sum += to_float(pack.at[i]);
+      });
+      center = block_sum(sum, partials) / width;
     }
     float squares = 0;
-    for (std::int64_t c = threadIdx.x; c < norm.width; c += blockDim.x) {
-      const float difference = to_float(row[c]) - center;
-      squares += difference * difference;
-    }
-    const float scale = 1 / sqrtf(block_sum(squares, partials) / n + norm.epsilon);
-    for (std::int64_t c = threadIdx.x; c < norm.width; c += blockDim.x) {
-      const float h = (to_float(row[c]) - center) * scale;
-      y[r * norm.width + c] = round_to<T>(h * weight[c] + (bias != nullptr ? bias[c] : 0));
-    }
+    for_each_column<n>(norm.width, [&](std::int64_t c, std::int64_t n_left) {
+      const auto pack = load<n, is_whole>(row + c, n_left);
+      for (int i = 0; i < n; ++i) {
+        const float difference = i < n_left ? to_float(pack.at[i]) - center : 0;
+        squares += difference * difference;
+      }
+    });
+    const float scale = 1 / sqrtf(block_sum(squares, partials) / width + norm.epsilon);
+    for_each_column<n>(norm.width, [&](std::int64_t c, std::int64_t n_left) {
+      const auto pack = load<n, is_whole>(row + c, n_left);
+      const auto w = load<n, is_whole>(weight + c, n_left);
+      Pack<float, n> b{};
+      if (bias != nullptr) b = load<n, is_whole>(bias + c, n_left);
+      Pack<T, n> out;
+      for (int i = 0; i < n; ++i) {
+        out.at[i] = round_to<T>((to_float(pack.at[i]) - center) * scale * w.at[i] + b.at[i]);
+      }
+      store<is_whole>(out, y + r * norm.width + c, n_left);
+    });
     if (threadIdx.x != 0) continue;
     if (norm.centers) mean[r] = center;
     rstd[r] = scale;
@@ -54,62 +76,78 @@ struct Statistics {
 };
 
 /// dx = rstd (g - mean(g) - h mean(g h)) with g = dy weight; an RMS norm has no mean(g).
-template <typename T>
+template <typename T, bool is_whole>
 __global__ void input_kernel(Norm norm, const T* x, const float* weight, const float* mean,
                              const float* rstd, const T* dy, bool adds, T* dx) {
+  constexpr int n = pack_size<T>;
   auto* const partials = shared<float>();
   const Statistics statistics{norm.centers ? mean : nullptr, rstd};
-  const auto n = static_cast<float>(norm.width);
+  const auto width = static_cast<float>(norm.width);
   for (std::int64_t r = blockIdx.x; r < norm.n; r += gridDim.x) {
     const std::int64_t begin = r * norm.width;
     float sum_g = 0;
     float sum_gh = 0;
-    for (std::int64_t c = threadIdx.x; c < norm.width; c += blockDim.x) {
-      const float g = to_float(dy[begin + c]) * weight[c];
-      sum_g += g;
-      sum_gh += g * statistics.normalized(to_float(x[begin + c]), r);
-    }
-    const float mean_g = norm.centers ? block_sum(sum_g, partials) / n : 0;
-    const float mean_gh = block_sum(sum_gh, partials) / n;
-    for (std::int64_t c = threadIdx.x; c < norm.width; c += blockDim.x) {
-      const float h = statistics.normalized(to_float(x[begin + c]), r);
-      const float g = to_float(dy[begin + c]) * weight[c];
-      const float grad = rstd[r] * (g - mean_g - h * mean_gh);
-      dx[begin + c] = round_to<T>(adds ? to_float(dx[begin + c]) + grad : grad);
-    }
+    for_each_column<n>(norm.width, [&](std::int64_t c, std::int64_t n_left) {
+      const auto of_x = load<n, is_whole>(x + begin + c, n_left);
+      const auto of_dy = load<n, is_whole>(dy + begin + c, n_left);
+      const auto w = load<n, is_whole>(weight + c, n_left);  // 0 beyond the row
+      for (int i = 0; i < n; ++i) {
+        const float g = to_float(of_dy.at[i]) * w.at[i];
+        sum_g += g;
+        sum_gh += g * statistics.normalized(to_float(of_x.at[i]), r);
+      }
+    });
+    const float mean_g = norm.centers ? block_sum(sum_g, partials) / width : 0;
+    const float mean_gh = block_sum(sum_gh, partials) / width;
+    for_each_column<n>(norm.width, [&](std::int64_t c, std::int64_t n_left) {
+      const auto of_x = load<n, is_whole>(x + begin + c, n_left);
+      const auto of_dy = load<n, is_whole>(dy + begin + c, n_left);
+      const auto w = load<n, is_whole>(weight + c, n_left);
+      Pack<T, n> before{};
+      if (adds) before = load<n, is_whole>(dx + begin + c, n_left);
+      Pack<T, n> out;
+      for (int i = 0; i < n; ++i) {
+        const float h = statistics.normalized(to_float(of_x.at[i]), r);
+        const float g = to_float(of_dy.at[i]) * w.at[i];
+        const float grad = rstd[r] * (g - mean_g - h * mean_gh);
+        out.at[i] = round_to<T>(adds ? to_float(before.at[i]) + grad : grad);
+      }
+      store<is_whole>(out, dx + begin + c, n_left);
+    });
   }
 }
 
-/// A thread has a column, through all rows in order.
-template <typename T>
-__global__ void parameter_kernel(Norm norm, const T* x, const float* mean, const float* rstd,
-                                 const T* dy, bool adds, float* dweight, float* dbias) {
+/// Partial sums of the weight's gradient, and then of the bias's.
+template <typename T, bool is_whole>
+__global__ void parameter_kernel(Norm norm, Strips strips, const T* x, const float* mean,
+                                 const float* rstd, const T* dy, float* partials) {
+  constexpr int n = pack_size<T>;
   const Statistics statistics{norm.centers ? mean : nullptr, rstd};
-  for (std::int64_t c = first_element(); c < norm.width; c += element_stride()) {
-    float weight_sum = 0;
-    float bias_sum = 0;
-    for (std::int64_t r = 0; r < norm.n; ++r) {
-      const float grad = to_float(dy[r * norm.width + c]);
-      weight_sum += grad * statistics.normalized(to_float(x[r * norm.width + c]), r);
-      bias_sum += grad;
-    }
-    dweight[c] = adds ? dweight[c] + weight_sum : weight_sum;
-    if (dbias != nullptr) dbias[c] = adds ? dbias[c] + bias_sum : bias_sum;
-  }
-}
-
-Grid rows_grid(std::int64_t n_rows) {
-  constexpr std::int64_t most_blocks = 65'535;
-  return {n_rows < most_blocks ? n_rows : most_blocks, block_threads, partial_bytes};
+  add_strip<2, n>(
+      strips,
+      [&](std::int64_t r, std::int64_t c, std::int64_t n_left, ColumnSums<2, n>& sums) {
+        const auto of_x = load<n, is_whole>(x + r * norm.width + c, n_left);
+        const auto of_dy = load<n, is_whole>(dy + r * norm.width + c, n_left);
+        for (int i = 0; i < n; ++i) {
+          const float grad = to_float(of_dy.at[i]);
+          sums.at[0][i] += grad * statistics.normalized(to_float(of_x.at[i]), r);
+          sums.at[1][i] += grad;
+        }
+      },
+      partials);
 }
 
 void forward(cudaStream_t stream, const Norm& norm, const View& x, const View& weight,
              const View& bias, const MutView& y, const MutView& mean, const MutView& rstd) {
   with_type_of(x.dtype(), [&](auto type) {
     using T = decltype(type);
-    launch(stream, rows_grid(norm.n), forward_kernel<T>, norm, x.as<T>(), weight.as<float>(),
-           static_cast<const float*>(bias.data()), y.as<T>(), static_cast<float*>(mean.data()),
-           rstd.as<float>());
+    with_packs_of<T>(norm.width, {x.data(), weight.data(), bias.data(), y.data()},
+                     [&](auto is_whole) {
+                       launch(stream, packed_rows_grid(norm.n, norm.width, pack_size<T>),
+                              forward_kernel<T, is_whole()>, norm, x.as<T>(), weight.as<float>(),
+                              static_cast<const float*>(bias.data()), y.as<T>(),
+                              static_cast<float*>(mean.data()), rstd.as<float>());
+                     });
   });
 }
 
@@ -123,15 +161,27 @@ struct Backward {
 
 void backward(cudaStream_t stream, const Norm& norm, const Backward& p) {
   const auto* const mean = static_cast<const float*>(p.mean.data());
+  const Strips strips(norm.n, norm.width);
+  const Scratch scratch(2 * strips.sums_bytes(), stream);
+  auto* const partials = scratch.as<float>();
+  const bool adds = p.write_dw == Write::add;
   with_type_of(p.x.dtype(), [&](auto type) {
     using T = decltype(type);
-    // The parameters' first: dx may be dy.
-    launch(stream, grid_of(norm.width), parameter_kernel<T>, norm, p.x.as<T>(), mean,
-           p.rstd.as<float>(), p.dy.as<T>(), p.write_dw == Write::add, p.dweight.as<float>(),
-           static_cast<float*>(p.dbias.data()));
-    launch(stream, rows_grid(norm.n), input_kernel<T>, norm, p.x.as<T>(), p.weight.as<float>(),
-           mean, p.rstd.as<float>(), p.dy.as<T>(), p.write_dx == Write::add, p.dx.as<T>());
+    constexpr int n = pack_size<T>;
+    with_packs_of<T>(
+        norm.width, {p.x.data(), p.weight.data(), p.dy.data(), p.dx.data()}, [&](auto is_whole) {
+          // The parameters' first: dx may be dy.
+          launch(stream, strips.grid(n, 2), parameter_kernel<T, is_whole()>, norm, strips,
+                 p.x.as<T>(), mean, p.rstd.as<float>(), p.dy.as<T>(), partials);
+          launch(stream, packed_rows_grid(norm.n, norm.width, n), input_kernel<T, is_whole()>, norm,
+                 p.x.as<T>(), p.weight.as<float>(), mean, p.rstd.as<float>(), p.dy.as<T>(),
+                 p.write_dx == Write::add, p.dx.as<T>());
+        });
   });
+  add_strips(stream, strips, partials, adds, p.dweight.as<float>());
+  if (p.dbias.empty()) return;
+  const float* const bias_partials = partials + strips.n_strips * strips.width;
+  add_strips(stream, strips, bias_partials, adds, p.dbias.as<float>());
 }
 
 Norm norm_of(const View& x, float epsilon, bool centers) {

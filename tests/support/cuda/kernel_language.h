@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "tests/support/cuda/block.h"
+#include "tests/support/cuda/tensor_cores.h"
 
 #define LLM_EMULATED_CUDA 1
 #define __global__

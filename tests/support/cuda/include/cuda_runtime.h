@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -70,9 +71,37 @@ inline cudaError_t cudaGetLastError() {
   return cudaSuccess;
 }
 
+/// A kernel's dynamic shared memory is 48 KiB at most until it is told more, and 227 KiB then.
+inline std::map<const void*, std::size_t>& llm_shared_limits() {
+  static std::map<const void*, std::size_t> limits;
+  return limits;
+}
+template <typename... Parameters>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute, int value) {
+  if (value < 0 || value > 227 << 10) return cudaErrorInvalidValue;
+  llm_shared_limits()[reinterpret_cast<const void*>(kernel)] = static_cast<std::size_t>(value);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  const cudaDeviceProp properties;
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? properties.major : properties.minor;
+  return cudaSuccess;
+}
+
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
+  const auto limit = llm_shared_limits().find(reinterpret_cast<const void*>(kernel));
+  constexpr std::size_t granted_bytes = 48 << 10;
+  if (config->dynamicSmemBytes >
+      (limit == llm_shared_limits().end() ? granted_bytes : limit->second)) {
+    return cudaErrorInvalidValue;
+  }
   std::tuple<std::decay_t<Parameters>...> values(std::forward<Arguments>(arguments)...);
   std::vector<llm::emulator::Access> accesses;
   std::apply(
