@@ -81,6 +81,16 @@ __device__ inline std::uint32_t pack(float low, float high) {
 #endif
 }
 
+/// The elements of a register.
+template <typename T>
+__device__ inline float low_of(std::uint32_t pair) {
+  return to_float(T{static_cast<std::uint16_t>(pair)});
+}
+template <typename T>
+__device__ inline float high_of(std::uint32_t pair) {
+  return to_float(T{static_cast<std::uint16_t>(pair >> 16)});
+}
+
 /// Two neighbouring tiles of sums, 16 x 16, as a left factor: each lane has what it needs.
 template <typename T>
 __device__ inline LeftTile left_of(const SumTile& first, const SumTile& second) {
