@@ -66,7 +66,8 @@ struct StagedTransport::State {
   void advance(Lane& lane);
   void begin_segments(Lane& lane);
   void begin_segment(Lane& lane, Message& message, bool is_staged);
-  void copy_segment(Segment& segment, View from, MutView into);
+  void copy_segment(Queue& queue, Segment& segment, View from, MutView into);
+  bool run_copies();
   void give(const Lane& lane, Segment& segment);
   void go_on(Lane& lane);
   bool end_segments(Lane& lane);
@@ -75,9 +76,11 @@ struct StagedTransport::State {
   Options options;
   PinnedPool pool;
   std::map<std::tuple<bool, int, int>, Lane> lanes;
-  std::int64_t n_events = 0;                      ///< messages and copies of segments that are done
-  std::int64_t n_seen = 0;                        ///< of them, at the last poll
-  Queue copies{Device::cuda, nullptr, "copies"};  ///< the last: it ends before what it copies
+  std::int64_t n_events = 0;  ///< messages and copies of segments that are done
+  std::int64_t n_seen = 0;    ///< of them, at the last poll
+  // A device copies both ways at once. The last members: they end before what they copy.
+  Queue from_device{Device::cuda, nullptr, "copies to send"};
+  Queue to_device{Device::cuda, nullptr, "copies of what came"};
 };
 
 void StagedTransport::State::begin_message(bool is_send, int peer, int tag, const Header& header,
@@ -100,17 +103,24 @@ void StagedTransport::State::begin_message(bool is_send, int peer, int tag, cons
 }
 
 bool StagedTransport::State::poll() {
-  bool has_copied = false;
-  while (copies.run_tile()) has_copied = true;
+  const bool has_copied = run_copies();
   if (n_events == n_seen) return has_copied;
   n_seen = n_events;
   for (auto lane = lanes.begin(); lane != lanes.end();) {
     advance(lane->second);
     lane = lane->second.messages.empty() ? lanes.erase(lane) : std::next(lane);
   }
-  while (copies.run_tile()) {  // to the device without waiting for the next turn
-  }
+  run_copies();  // without waiting for the next turn
   return true;
+}
+
+/// Gives the device what is to be copied, and hears what it has copied.
+bool StagedTransport::State::run_copies() {
+  bool progress = false;
+  for (Queue* const queue : {&from_device, &to_device}) {
+    while (queue->run_tile()) progress = true;
+  }
+  return progress;
 }
 
 void StagedTransport::State::advance(Lane& lane) {
@@ -140,15 +150,15 @@ void StagedTransport::State::begin_segment(Lane& lane, Message& message, bool is
     ++lane.n_buffers;
     segment.buffer = pool.take(tensor.n_bytes());
     segment.staged = segment.buffer.view(tensor.dtype(), tensor.shape());
-    if (lane.is_send) copy_segment(segment, tensor, segment.staged);
+    if (lane.is_send) copy_segment(from_device, segment, tensor, segment.staged);
   }
   if (!lane.is_send) give(lane, segment);
 }
 
-void StagedTransport::State::copy_segment(Segment& segment, View from, MutView into) {
+void StagedTransport::State::copy_segment(Queue& queue, Segment& segment, View from, MutView into) {
   segment.is_copying = true;
-  copy(copies, from, into);
-  copies.notify([this, &segment] {
+  copy(queue, from, into);
+  queue.notify([this, &segment] {
     segment.is_copied = true;
     ++n_events;
   });
@@ -172,7 +182,7 @@ void StagedTransport::State::go_on(Lane& lane) {
     } else {
       if (!segment.moved.is_set()) return;
       if (!segment.is_copied && !segment.is_copying) {
-        copy_segment(segment, segment.staged, segment.tensor);
+        copy_segment(to_device, segment, segment.staged, segment.tensor);
       }
     }
   }

@@ -8,7 +8,7 @@
 namespace llm {
 
 /// Tensors on a device over a transport that knows host memory alone: they are copied through
-/// pinned buffers, by a stream of its own, so that copies pass kernels. Views on the CPU go
+/// pinned buffers, by streams of their own, so that copies pass kernels. Views on the CPU go
 /// straight through. Each end may have its view where it likes.
 ///
 /// A tensor goes as segments of a fixed size, each a message with the whole tensor's header, so

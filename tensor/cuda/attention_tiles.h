@@ -1,6 +1,4 @@
 #pragma once
-#include <cuda_runtime.h>
-
 #include <cstdint>
 #include <initializer_list>
 
@@ -27,9 +25,6 @@ struct __attribute__((may_alias, aligned(16))) Words {
 };
 struct __attribute__((may_alias)) Word {
   std::uint32_t x;
-};
-struct __attribute__((may_alias)) Number {
-  float x;
 };
 
 template <int D, typename T>
@@ -66,14 +61,21 @@ template <int D, typename T>
 __device__ void load_rows(const Rows<const T>& from, int first, int seq_len,
                           const SharedTile<T>& to) {
   constexpr int words = 16 / sizeof(T);
-  for (int i = static_cast<int>(threadIdx.x); i < tile_rows * D / words; i += tile_threads) {
-    const int row = i / (D / words);
-    const int column = i % (D / words) * words;
-    Words x{};
-    if (first + row < seq_len) {
-      x = *reinterpret_cast<const Words*>(from.at(first + row) + column);
-    }
-    *reinterpret_cast<Words*>(to.at(row, column)) = x;
+  constexpr int n = tile_rows * D / words / static_cast<int>(tile_threads);
+  constexpr int words_of_row = D / words;
+  constexpr int rows_at_once = tile_threads / words_of_row;
+  const int row = static_cast<int>(threadIdx.x) / words_of_row;
+  const int column = static_cast<int>(threadIdx.x) % words_of_row * words;
+  Words x[n];  // all are on their way before the first is waited for
+  LLM_UNROLL
+  for (int i = 0; i < n; ++i) {
+    const int position = first + row + i * rows_at_once;
+    x[i] = Words{};
+    if (position < seq_len) x[i] = *reinterpret_cast<const Words*>(from.at(position) + column);
+  }
+  LLM_UNROLL
+  for (int i = 0; i < n; ++i) {
+    *reinterpret_cast<Words*>(to.at(row + i * rows_at_once, column)) = x[i];
   }
 }
 
@@ -147,7 +149,7 @@ struct TilePlace {
   int tile;
   int first;  ///< position of the tile
 };
-__device__ inline int n_tiles_of(const AttentionShape& shape) {
+__host__ __device__ inline int n_tiles_of(const AttentionShape& shape) {
   return (static_cast<int>(shape.seq_len) + tile_rows - 1) / tile_rows;
 }
 /// Blocks with the most work come first.
@@ -161,8 +163,7 @@ __device__ inline TilePlace tile_of_block(const AttentionShape& shape, std::int6
 }
 
 inline Grid tiles_grid(const AttentionShape& shape, std::int64_t n_heads, unsigned shared_bytes) {
-  const std::int64_t n_tiles = (shape.seq_len + tile_rows - 1) / tile_rows;
-  return {n_tiles * shape.batch * n_heads, tile_threads, shared_bytes};
+  return {n_tiles_of(shape) * shape.batch * n_heads, tile_threads, shared_bytes};
 }
 
 /// run(Kernels<T, D, drops>()) with those of a call.

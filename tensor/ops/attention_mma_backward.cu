@@ -7,6 +7,11 @@
 namespace llm::cuda {
 namespace {
 
+/// A number among elements of T.
+struct __attribute__((may_alias)) Number {
+  float x;
+};
+
 /// The dot product of dout and out of each row of each head, a warp has one. It waits in the first
 /// elements of the row's dquery, which query_kernel reads last.
 template <typename T>

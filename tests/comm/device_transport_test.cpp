@@ -1,6 +1,11 @@
 // Tensors on a device between ranks: through pinned buffers, and by NCCL.
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
+#include <cstdlib>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
@@ -75,6 +80,30 @@ Task<> wait_in_order(std::deque<Message>& messages, std::size_t place) {
 
 Task<> wait_for_one(Event& event) {
   co_await event;
+}
+
+Task<> exchange(DeviceRanks& ranks, std::deque<Message>& messages) {
+  for (Message& message : messages) {
+    message.receive(ranks);
+    message.send(ranks);
+    co_await message.received;
+    co_await message.sent;
+  }
+}
+
+/// A file that is gone with the test.
+struct TemporaryFile {
+  TemporaryFile()
+      : path(std::filesystem::temp_directory_path() /
+             ("llm-device-trace-" + std::to_string(getpid()) + ".json")) {}
+  ~TemporaryFile() { std::filesystem::remove(path); }
+  std::filesystem::path path;
+};
+
+int n_found(const std::string& text, const std::string& part) {
+  int n = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
 }
 
 Task<> wait_until(std::function<bool()> holds, Loop& loop) {
@@ -241,6 +270,26 @@ TEST_CASE("a tensor on a device is one message of its lane, and the inner transp
   }
 }
 
+TEST_CASE("a tensor on a device has one arrow in a trace") {
+  for (const Way way : {Way::staged, Way::nccl}) {
+    for (const std::int64_t n : {0, 1000}) {
+      DeviceRanks ranks(way, 2, 5);
+      Trace trace(0, 0);
+      ranks.loop.trace = &trace;
+      std::deque<Message> messages;
+      messages.emplace_back(ranks.loop, 0, 1, 4, n, Device::cuda, Device::cuda, 1);
+      ranks.loop.spawn("exchange", exchange(ranks, messages));
+      ranks.loop.run();
+      const TemporaryFile file;
+      trace.write(file.path);
+      std::ifstream stream(file.path);
+      const std::string text((std::istreambuf_iterator<char>(stream)), {});
+      CHECK(n_found(text, "\"ph\":\"s\"") == 1);
+      CHECK(n_found(text, "\"ph\":\"f\"") == 1);
+    }
+  }
+}
+
 TEST_CASE("control messages pass a transport for devices, and are counted once") {
   for (const Way way : {Way::staged, Way::nccl}) {
     DeviceRanks ranks(way, 2, 6);
@@ -361,6 +410,16 @@ TEST_CASE("a message that lies on a device at one end alone is refused by NCCL's
                     "devices",
                     is_at_sender ? "a device" : "the CPU", is_at_sender ? "the CPU" : "a device"));
   }
+}
+
+TEST_CASE("what NCCL's kernels need of CUDA is in the environment, but for what the user has set") {
+  unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  unsetenv("CUDA_MODULE_LOADING");
+  setenv("NCCL_DEBUG", "INFO", 1);
+  set_nccl_environment();
+  CHECK(std::string(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) == "32");
+  CHECK(std::string(std::getenv("CUDA_MODULE_LOADING")) == "EAGER");
+  CHECK(std::string(std::getenv("NCCL_DEBUG")) == "INFO");
 }
 
 }  // namespace llm

@@ -104,6 +104,7 @@ struct NcclTransport::State {
 };
 
 NcclLink& NcclTransport::State::link(int from, int to) {
+  CHECK_CONTRACT(from != to, "a rank has its own tensors on its device");
   return links.try_emplace({from, to}, calls, from, to, from == inner.rank()).first->second;
 }
 
@@ -247,7 +248,10 @@ NcclTransport::NcclTransport(Transport& inner, const NcclCalls& calls)
     : Transport(inner.loop()), inner_(inner), state_(std::make_unique<State>(*this, inner, calls)) {
   inner.on_control(
       [this](int peer, const ControlHeader& header, std::span<const std::byte> payload) {
-        if (header.channel == nccl_channel) return state_->hear(peer, header, payload);
+        if (header.channel == nccl_channel) {
+          if (loop().trace != nullptr) loop().trace->set_arriving(0);  // it has no arrow
+          return state_->hear(peer, header, payload);
+        }
         deliver_control(peer, header, payload);
       });
   loop().add_poller(*this);

@@ -299,6 +299,35 @@ TEST_CASE("what CUDA passes over in silence is an error") {
   CHECK(error_of([&] { cudaFreeAsync(x, rig.streams[0]); }) == "memory is released twice");
 }
 
+TEST_CASE("a kernel asks before it has more than 48 KiB of shared memory, and has 227 at most") {
+  Rig rig;
+  float* const x = rig.device_floats(n_floats);
+  cudaLaunchConfig_t config;
+  config.gridDim = {4};
+  config.blockDim = {32};
+  config.stream = rig.streams[0];
+  config.dynamicSmemBytes = 64 << 10;
+  CHECK(cudaLaunchKernelEx(&config, set_to, x, 1.0f) == cudaErrorInvalidValue);
+  const auto ask = [](int bytes) {
+    return cudaFuncSetAttribute(set_to, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  };
+  CHECK(ask(228 << 10) == cudaErrorInvalidValue);
+  CHECK(ask(64 << 10) == cudaSuccess);
+  CHECK(cudaLaunchKernelEx(&config, set_to, x, 1.0f) == cudaSuccess);
+}
+
+TEST_CASE("a row of tensor cores' matrices is aligned") {
+  alignas(16) static std::uint16_t rows[32 * 8 + 1] = {};
+  const auto load = [](int offset) {
+    run({1}, {32}, 1, [offset] {
+      std::uint32_t x[4];
+      load_matrices(x, rows + threadIdx.x * 8 + offset, false);
+    });
+  };
+  CHECK(error_of([&] { load(0); }) == "no error");
+  CHECK(error_of([&] { load(1); }).find("not aligned to 16 bytes") != std::string::npos);
+}
+
 TEST_CASE("without a device the count stays unwritten, as without a driver") {
   int n = 7;
   CHECK(cudaGetDeviceCount(&n) == cudaErrorInsufficientDriver);
