@@ -137,6 +137,15 @@ __device__ inline LeftTile left_at(const SharedTile<T>& tile, int row, int colum
   return left;
 }
 
+/// Where the tile's rows are k, from `row` on, and its columns the factor's rows.
+template <typename T>
+__device__ inline LeftTile left_of_columns(const SharedTile<T>& tile, int row, int column) {
+  const int lane = static_cast<int>(threadIdx.x % lanes);
+  LeftTile left;
+  load_matrices<true>(left.x, tile.at(row + lane / 16 * 8 + lane % 8, column + lane / 8 % 2 * 8));
+  return left;
+}
+
 /// Two right factors, k = 16 deep and 8 columns each side by side.
 struct RightPair {
   RightTile first;
