@@ -20,6 +20,19 @@ inline void check(cudaError_t error, const char* call) {
   CHECK_CONTRACT(error == cudaSuccess, std::string(call) + ": " + cudaGetErrorString(error));
 }
 
+/// Of the device that the calling thread has selected; 80 for 8.0.
+inline int capability() {
+  int device = 0;
+  int major = 0;
+  int minor = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+        "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+        "cudaDeviceGetAttribute");
+  return 10 * major + minor;
+}
+
 struct Grid {
   std::int64_t n_blocks = 1;
   unsigned n_threads = block_threads;  ///< of each block

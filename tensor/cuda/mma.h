@@ -81,6 +81,16 @@ __device__ inline std::uint32_t pack(float low, float high) {
 #endif
 }
 
+/// The elements of a register.
+template <typename T>
+__device__ inline float low_of(std::uint32_t pair) {
+  return to_float(T{static_cast<std::uint16_t>(pair)});
+}
+template <typename T>
+__device__ inline float high_of(std::uint32_t pair) {
+  return to_float(T{static_cast<std::uint16_t>(pair >> 16)});
+}
+
 /// Two neighbouring tiles of sums, 16 x 16, as a left factor: each lane has what it needs.
 template <typename T>
 __device__ inline LeftTile left_of(const SumTile& first, const SumTile& second) {
@@ -124,6 +134,15 @@ __device__ inline LeftTile left_at(const SharedTile<T>& tile, int row, int colum
   const int lane = static_cast<int>(threadIdx.x % lanes);
   LeftTile left;
   load_matrices<false>(left.x, tile.at(row + lane % 16, column + lane / 16 * 8));
+  return left;
+}
+
+/// Where the tile's rows are k, from `row` on, and its columns the factor's rows.
+template <typename T>
+__device__ inline LeftTile left_of_columns(const SharedTile<T>& tile, int row, int column) {
+  const int lane = static_cast<int>(threadIdx.x % lanes);
+  LeftTile left;
+  load_matrices<true>(left.x, tile.at(row + lane / 16 * 8 + lane % 8, column + lane / 8 % 2 * 8));
   return left;
 }
 

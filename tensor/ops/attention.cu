@@ -159,19 +159,6 @@ Grid heads_grid(const AttentionShape& shape, std::int64_t n_heads) {
           static_cast<unsigned>(n_warps * sizeof(float))};
 }
 
-/// Of the device that the calling thread has selected; 80 for 8.0.
-int capability() {
-  int device = 0;
-  int major = 0;
-  int minor = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-        "cudaDeviceGetAttribute");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
-        "cudaDeviceGetAttribute");
-  return 10 * major + minor;
-}
-
 }  // namespace
 
 void rope(cudaStream_t stream, AttentionShape shape, float theta, bool is_backward, MutView qkv) {

@@ -21,9 +21,12 @@ __global__ void __launch_bounds__(tile_threads)
       (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
   const AttentionShape& s = call.shape;
   if (row >= s.n_tokens() * s.n_heads) return;
+  const auto* const outs = reinterpret_cast<const Word*>(out + row * s.head_dim);
+  const auto* const douts = reinterpret_cast<const Word*>(dout + row * s.head_dim);
   float sum = 0;
-  for (std::int64_t i = threadIdx.x % lanes; i < s.head_dim; i += lanes) {
-    sum += to_float(out[row * s.head_dim + i]) * to_float(dout[row * s.head_dim + i]);
+  for (std::int64_t i = threadIdx.x % lanes; i < s.head_dim / 2; i += lanes) {
+    sum += low_of<T>(outs[i].x) * low_of<T>(douts[i].x);
+    sum += high_of<T>(outs[i].x) * high_of<T>(douts[i].x);
   }
   for (unsigned half = lanes / 2; half > 0; half /= 2) sum += __shfl_xor_sync(all_lanes, sum, half);
   if (threadIdx.x % lanes != 0) return;

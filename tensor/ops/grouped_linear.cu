@@ -1,5 +1,7 @@
 #include "tensor/ops/grouped_linear.h"
 
+#include "tensor/cuda/grouped_mma.h"
+#include "tensor/cuda/grouped_tiles.h"
 #include "tensor/cuda/launch.h"
 #include "tensor/cuda/ops.h"
 #include "tensor/ops/elements.h"
@@ -75,33 +77,11 @@ __device__ void multiply(const Matrix<T>& a, std::int64_t first_a, const Matrix<
   }
 }
 
-struct Layer {
-  std::int64_t n_experts;
-  std::int64_t n_in;
-  std::int64_t n_out;
-};
-
-/// An expert's rows from `first` on, of which a block has a tile's; -1: the block has none.
-struct RowTile {
-  std::int64_t expert;
-  std::int64_t first;
-  std::int64_t end;
-};
-__device__ RowTile row_tile(const std::int32_t* begins, std::int64_t n_experts,
-                            std::int64_t number) {
-  for (std::int64_t e = 0; e < n_experts; ++e) {
-    const std::int64_t n_tiles = (begins[e + 1] - begins[e] + tile - 1) / tile;
-    if (number < n_tiles) return {e, begins[e] + number * tile, begins[e + 1]};
-    number -= n_tiles;
-  }
-  return {-1, 0, 0};
-}
-
 template <typename T>
-__global__ void forward_kernel(Layer of, const std::int32_t* begins, const T* x, const T* weight,
-                               const float* bias, T* y) {
+__global__ void forward_kernel(GroupedLayer of, const std::int32_t* begins, const T* x,
+                               const T* weight, const float* bias, T* y) {
   const std::int64_t n_column_tiles = (of.n_out + tile - 1) / tile;
-  const RowTile rows = row_tile(begins, of.n_experts, blockIdx.x / n_column_tiles);
+  const RowTile rows = row_tile(begins, of.n_experts, blockIdx.x / n_column_tiles, tile);
   if (rows.expert < 0) return;
   const std::int64_t first_out = rows.expert * of.n_out;
   const Matrix<T> a{x, of.n_in, 1, rows.end};
@@ -113,10 +93,10 @@ __global__ void forward_kernel(Layer of, const std::int32_t* begins, const T* x,
 }
 
 template <typename T>
-__global__ void input_kernel(Layer of, const std::int32_t* begins, const T* dy, const T* weight,
-                             bool adds, T* dx) {
+__global__ void input_kernel(GroupedLayer of, const std::int32_t* begins, const T* dy,
+                             const T* weight, bool adds, T* dx) {
   const std::int64_t n_column_tiles = (of.n_in + tile - 1) / tile;
-  const RowTile rows = row_tile(begins, of.n_experts, blockIdx.x / n_column_tiles);
+  const RowTile rows = row_tile(begins, of.n_experts, blockIdx.x / n_column_tiles, tile);
   if (rows.expert < 0) return;
   const Matrix<T> a{dy, of.n_out, 1, rows.end};
   const Matrix<T> b{weight + rows.expert * of.n_out * of.n_in, 1, of.n_in, of.n_in};
@@ -129,7 +109,7 @@ __global__ void input_kernel(Layer of, const std::int32_t* begins, const T* dy, 
 }
 
 template <typename T>
-__global__ void weight_kernel(Layer of, const std::int32_t* begins, const T* x, const T* dy,
+__global__ void weight_kernel(GroupedLayer of, const std::int32_t* begins, const T* x, const T* dy,
                               bool adds, float* dweight) {
   const std::int64_t n_in_tiles = (of.n_in + tile - 1) / tile;
   const std::int64_t n_out_tiles = (of.n_out + tile - 1) / tile;
@@ -150,7 +130,7 @@ __global__ void weight_kernel(Layer of, const std::int32_t* begins, const T* x, 
 
 /// A thread has a column, through all rows of its expert in order.
 template <typename T>
-__global__ void bias_kernel(Layer of, const std::int32_t* begins, const T* dy, bool adds,
+__global__ void bias_kernel(GroupedLayer of, const std::int32_t* begins, const T* dy, bool adds,
                             float* dbias) {
   const std::int64_t n_columns = of.n_experts * of.n_out;
   for (std::int64_t c = first_element(); c < n_columns; c += element_stride()) {
@@ -169,16 +149,18 @@ std::int64_t n_tiles(std::int64_t n) {
   return (n + tile - 1) / tile;
 }
 
-/// Tiles of rows however they fall to the experts; some blocks find none.
-Grid rows_grid(const Layer& of, std::int64_t n_rows, std::int64_t n_columns) {
-  return {(n_rows / tile + of.n_experts) * n_tiles(n_columns), block_threads, tiles_bytes};
+Grid rows_grid(const GroupedLayer& of, std::int64_t n_rows, std::int64_t n_columns) {
+  return {n_grouped_tiles(of, n_rows, n_columns, tile), block_threads, tiles_bytes};
 }
 
 }  // namespace
 
 void grouped_linear_forward(cudaStream_t stream, View begins, View x, View weight, View bias,
                             MutView y) {
-  const Layer of{begins.n_elements() - 1, x.shape()[1], y.shape()[1]};
+  const GroupedLayer of = grouped_layer(begins, x.shape()[1], y.shape()[1]);
+  if (has_grouped_mma(capability(), x.dtype(), of.n_in, of.n_out)) {
+    return grouped_forward_mma(stream, begins, x, weight, bias, y);
+  }
   with_type_of(x.dtype(), [&](auto type) {
     using T = decltype(type);
     launch(stream, rows_grid(of, x.shape()[0], of.n_out), forward_kernel<T>, of,
@@ -189,7 +171,10 @@ void grouped_linear_forward(cudaStream_t stream, View begins, View x, View weigh
 
 void grouped_linear_backward_input(cudaStream_t stream, View begins, View dy, View weight,
                                    Write write, MutView dx) {
-  const Layer of{begins.n_elements() - 1, dx.shape()[1], dy.shape()[1]};
+  const GroupedLayer of = grouped_layer(begins, dx.shape()[1], dy.shape()[1]);
+  if (has_grouped_mma(capability(), dy.dtype(), of.n_in, of.n_out)) {
+    return grouped_backward_input_mma(stream, begins, dy, weight, write, dx);
+  }
   with_type_of(dy.dtype(), [&](auto type) {
     using T = decltype(type);
     launch(stream, rows_grid(of, dy.shape()[0], of.n_in), input_kernel<T>, of,
@@ -199,13 +184,17 @@ void grouped_linear_backward_input(cudaStream_t stream, View begins, View dy, Vi
 
 void grouped_linear_backward_weight(cudaStream_t stream, View begins, View x, View dy, Write write,
                                     MutView dweight, MutView dbias) {
-  const Layer of{begins.n_elements() - 1, x.shape()[1], dy.shape()[1]};
+  const GroupedLayer of = grouped_layer(begins, x.shape()[1], dy.shape()[1]);
   const Grid grid{of.n_experts * n_tiles(of.n_out) * n_tiles(of.n_in), block_threads, tiles_bytes};
   const bool adds = write == Write::add;
   with_type_of(x.dtype(), [&](auto type) {
     using T = decltype(type);
-    launch(stream, grid, weight_kernel<T>, of, begins.as<std::int32_t>(), x.as<T>(), dy.as<T>(),
-           adds, dweight.as<float>());
+    if (has_grouped_mma(capability(), x.dtype(), of.n_in, of.n_out)) {
+      grouped_backward_weight_mma(stream, begins, x, dy, write, dweight);
+    } else {
+      launch(stream, grid, weight_kernel<T>, of, begins.as<std::int32_t>(), x.as<T>(), dy.as<T>(),
+             adds, dweight.as<float>());
+    }
     if (dbias.empty()) return;
     launch(stream, grid_of(of.n_experts * of.n_out), bias_kernel<T>, of, begins.as<std::int32_t>(),
            dy.as<T>(), adds, dbias.as<float>());

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "tensor/cuda/column_sums.h"
+#include "tensor/cuda/grouped_mma.h"
 #include "tensor/cuda/ops.h"
 #include "tests/cuda/twice.h"
 
@@ -56,12 +57,33 @@ Results losses(Placed& at, Dtype dtype) {
   return {at.read(of_rows), at.read(dlogits)};
 }
 
+Results experts(Placed& at, Dtype dtype) {
+  constexpr std::int64_t n_out = 16;
+  const MutView x = at(1, dtype, {n, width}), weight = at(2, dtype, {n_out, width});
+  const MutView y = at(0, dtype, {n, n_out}), dx = at(0, dtype, {n, width});
+  const MutView begins = at(0, Dtype::i32, {2}), dweight = at(0, Dtype::f32, {n_out, width});
+  const cudaStream_t stream = at.rig.stream;
+  const Values of_rows(0, Dtype::i32, {2});
+  of_rows.view.as<std::int32_t>()[1] = n;
+  cuda::copy(stream, at.rig.upload(of_rows), begins);
+  if (cuda::has_grouped_mma(80, dtype, width, n_out)) {
+    cuda::grouped_forward_mma(stream, begins, x, weight, View(), y);
+    cuda::grouped_backward_input_mma(stream, begins, y, weight, Write::set, dx);
+    cuda::grouped_backward_weight_mma(stream, begins, x, y, Write::set, dweight);
+  } else {
+    cuda::grouped_linear_forward(stream, begins, x, weight, View(), y);
+    cuda::grouped_linear_backward_input(stream, begins, y, weight, Write::set, dx);
+    cuda::grouped_linear_backward_weight(stream, begins, x, y, Write::set, dweight, MutView());
+  }
+  return {at.read(y), at.read(dx), at.read(dweight)};
+}
+
 }  // namespace
 
 TEST_CASE("on a device the bits of a sum do not depend on where its terms lie") {
   for (const Dtype dtype : compute_dtypes) {
     INFO(name_of(dtype));
-    for (const auto& op : {norms, losses}) {
+    for (const auto& op : {norms, losses, experts}) {
       DeviceRig rig(7);
       Placed aligned(rig, false);
       Placed shifted(rig, true);

@@ -2,6 +2,7 @@
 #include <limits>
 #include <vector>
 
+#include "tensor/cuda/grouped_mma.h"
 #include "tensor/cuda/ops.h"
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/expert_rows.h"
@@ -198,38 +199,77 @@ TEST_CASE("on a device the rows of several ranks are ordered by expert and go ba
   }
 }
 
+namespace {
+
+enum class Cores : bool { plain, tensor };
+
+struct GroupedSizes {
+  std::vector<std::int32_t> begins;
+  std::int64_t n_rows;  ///< there is room for
+  std::int64_t n_in;
+  std::int64_t n_out;
+};
+
+void check_grouped_linear(const GroupedSizes& sizes, Dtype dtype, Write write,
+                          Cores cores = Cores::plain) {
+  INFO(name_of(dtype) << (write == Write::add ? ", adding" : ""));
+  const std::int64_t n = sizes.n_rows, in = sizes.n_in, out = sizes.n_out;
+  const auto n_experts = static_cast<std::int64_t>(sizes.begins.size()) - 1;
+  Values begins(0, Dtype::i32, {n_experts + 1});
+  std::copy(sizes.begins.begin(), sizes.begins.end(), begins.view.as<std::int32_t>());
+  Values x(1, dtype, {n, in}), weight(2, dtype, {n_experts * out, in});
+  Values bias(3, Dtype::f32, {n_experts * out});
+  Values y(4, dtype, {n, out}), z(5, dtype, {n, out});
+  Values dy(6, dtype, {n, out}), dx(7, dtype, {n, in});
+  Values dweight(8, Dtype::f32, {n_experts * out, in});
+  Values dbias(9, Dtype::f32, {n_experts * out});
+  Twice::check(
+      [&](Twice& of, cudaStream_t device, Queue* cpu) {
+        const MutView s = of(begins), a = of(x), w = of(weight), b = of(bias), c = of(y), f = of(z),
+                      d = of(dy), g = of(dx), dw = of(dweight), db = of(dbias);
+        if (cpu) {
+          grouped_linear_forward(*cpu, s, a, w, b, c);
+          grouped_linear_forward(*cpu, s, a, w, View(), f);
+          grouped_linear_backward_input(*cpu, s, d, w, write, g);
+          grouped_linear_backward_weight(*cpu, s, a, d, write, dw, db);
+        } else if (cores == Cores::tensor) {
+          cuda::grouped_forward_mma(device, s, a, w, b, c);
+          cuda::grouped_backward_input_mma(device, s, d, w, write, g);
+          cuda::grouped_backward_weight_mma(device, s, a, d, write, dw);
+        } else {
+          cuda::grouped_linear_forward(device, s, a, w, b, c);
+          cuda::grouped_linear_forward(device, s, a, w, View(), f);
+          cuda::grouped_linear_backward_input(device, s, d, w, write, g);
+          cuda::grouped_linear_backward_weight(device, s, a, d, write, dw, db);
+        }
+      },
+      {&begins, &x, &weight, &bias, &y, &z, &dy, &dx, &dweight, &dbias},
+      cores == Cores::tensor ? std::vector<Values*>{&y, &dx, &dweight}
+                             : std::vector<Values*>{&y, &z, &dx, &dweight, &dbias},
+      rounding_of(dtype));
+}
+
+}  // namespace
+
 TEST_CASE("on a device experts' linear layers agree with the CPU's, forward and backward") {
-  const std::vector<std::int32_t> begin{0, 0, 70, 73, 90};
-  constexpr std::int64_t n = 97, n_experts = 4, in = 67, out = 18;  // 90 rows are there
+  const GroupedSizes sizes{.begins = {0, 0, 70, 73, 90}, .n_rows = 97, .n_in = 67, .n_out = 18};
   for (const Dtype dtype : compute_dtypes) {
-    for (const Write write : {Write::set, Write::add}) {
-      INFO(name_of(dtype) << (write == Write::add ? ", adding" : ""));
-      Values begins(0, Dtype::i32, {n_experts + 1});
-      std::copy(begin.begin(), begin.end(), begins.view.as<std::int32_t>());
-      Values x(1, dtype, {n, in}), weight(2, dtype, {n_experts * out, in});
-      Values bias(3, Dtype::f32, {n_experts * out});
-      Values y(4, dtype, {n, out}), z(5, dtype, {n, out});
-      Values dy(6, dtype, {n, out}), dx(7, dtype, {n, in});
-      Values dweight(8, Dtype::f32, {n_experts * out, in});
-      Values dbias(9, Dtype::f32, {n_experts * out});
-      Twice::check(
-          [&](Twice& of, cudaStream_t device, Queue* cpu) {
-            const MutView s = of(begins), a = of(x), w = of(weight), b = of(bias), c = of(y),
-                          f = of(z), d = of(dy), g = of(dx), dw = of(dweight), db = of(dbias);
-            if (cpu) {
-              grouped_linear_forward(*cpu, s, a, w, b, c);
-              grouped_linear_forward(*cpu, s, a, w, View(), f);
-              grouped_linear_backward_input(*cpu, s, d, w, write, g);
-              grouped_linear_backward_weight(*cpu, s, a, d, write, dw, db);
-            } else {
-              cuda::grouped_linear_forward(device, s, a, w, b, c);
-              cuda::grouped_linear_forward(device, s, a, w, View(), f);
-              cuda::grouped_linear_backward_input(device, s, d, w, write, g);
-              cuda::grouped_linear_backward_weight(device, s, a, d, write, dw, db);
-            }
-          },
-          {&begins, &x, &weight, &bias, &y, &z, &dy, &dx, &dweight, &dbias},
-          {&y, &z, &dx, &dweight, &dbias}, rounding_of(dtype));
-    }
+    for (const Write write : {Write::set, Write::add}) check_grouped_linear(sizes, dtype, write);
   }
+  GroupedSizes many{.begins = {0}, .n_rows = 60, .n_in = 5, .n_out = 6};
+  for (std::int32_t e = 0; e < 40; ++e) many.begins.push_back(e * e / 30);
+  check_grouped_linear(many, Dtype::f32, Write::set);
+}
+
+TEST_CASE("on tensor cores experts' linear layers agree with the CPU's, whatever tiles are full") {
+  const GroupedSizes large{
+      .begins = {0, 0, 130, 133, 140}, .n_rows = 141, .n_in = 40, .n_out = 136};
+  const GroupedSizes small{.begins = {0, 3, 3, 36}, .n_rows = 40, .n_in = 136, .n_out = 8};
+  check_grouped_linear(large, Dtype::bf16, Write::add, Cores::tensor);
+  check_grouped_linear(small, Dtype::bf16, Write::set, Cores::tensor);
+  check_grouped_linear(small, Dtype::f16, Write::add, Cores::tensor);
+  CHECK(cuda::has_grouped_mma(80, Dtype::f16, 40, 136));
+  CHECK_FALSE(cuda::has_grouped_mma(75, Dtype::f16, 40, 136));
+  CHECK_FALSE(cuda::has_grouped_mma(90, Dtype::f32, 40, 136));
+  CHECK_FALSE(cuda::has_grouped_mma(90, Dtype::bf16, 40, 135));
 }
