@@ -2,6 +2,7 @@
 import os
 import pathlib
 import signal
+import subprocess
 import time
 
 import program
@@ -34,6 +35,21 @@ class Devices(program.ProgramTest):
                           ranks=2, env=SHARED, timeout=120)
         self.check_same("two")
         self.assertIn("emulated device 0000:00:00.0", done.out)
+
+    def test_text_is_written_on_a_device(self):
+        self.train("run", *SMALL, "training.max_steps=1")
+        texts = []
+        for device in ("cpu", "cuda"):
+            done = subprocess.run([os.environ["LLM_GENERATE"], "--model", "run", "--prompt", "rank", "--temperature", "0",
+                                   "--max-new-tokens", "6", "--device", device], cwd=self.folder, text=True, capture_output=True,
+                                  env=self.environment | EMULATED)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            texts.append(done.stdout)
+        self.assertEqual(texts[0], texts[1])
+        done = subprocess.run([os.environ["LLM_GENERATE"], "--model", "run", "--prompt", "rank", "--device", "cuda"], cwd=self.folder,
+                              text=True, capture_output=True, env=self.environment | {"LLM_CUDA_MODULE": "/none.so"})
+        self.assertEqual(done.returncode, 78, done.stderr)
+        self.assertRegex(done.stderr, "^error: --device: cuda, but .*; write cpu or auto\n$")
 
     def test_ranks_do_not_share_a_device(self):
         done = self.llm_train(*program.TINY, *SMALL, CUDA, f"data.dataset_path={self.text()}", "logging.run_dir=run", ranks=2, env=EMULATED)
