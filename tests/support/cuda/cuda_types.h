@@ -31,6 +31,9 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMinor = 76
 };
 
+using cudaMemPool_t = struct CUmemPoolHandle_st*;
+enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold = 4 };
+
 struct cudaLaunchConfig_t {
   dim3 gridDim;
   dim3 blockDim;
