@@ -58,14 +58,6 @@ inline cudaError_t cudaDeviceGetPCIBusId(char* id, int n_bytes, int) {
   std::strncpy(id, "0000:00:00.0", static_cast<std::size_t>(n_bytes));
   return cudaSuccess;
 }
-// The emulated device gives no memory out twice, so that its pool has nothing to keep.
-inline cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) {
-  *pool = nullptr;
-  return cudaSuccess;
-}
-inline cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void* value) {
-  return value != nullptr ? cudaSuccess : cudaErrorInvalidValue;
-}
 inline cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* n_bytes) {
   *n_bytes = llm::emulator::Device::memory_bytes;
   *free_bytes = *n_bytes - llm::emulator::current_device()->bytes_in_use();
