@@ -140,8 +140,7 @@ class Run {
           &trace.emplace(begin_trace(session_, trace_facts(start_.settings, start_.run_dir)));
     }
     MpiTransport wire(session_, loop);
-    const auto between_devices =
-        device_transport(wire, start_.settings.device, start_.backend);
+    const auto between_devices = device_transport(wire, start_.settings.device, start_.backend);
     Transport& transport = between_devices ? *between_devices : static_cast<Transport&>(wire);
     const StopSignals signals(loop);
     std::optional<StallMonitor> monitor;  // before what may wait for a disk when it ends

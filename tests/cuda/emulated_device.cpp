@@ -1,4 +1,4 @@
-// The device of a program that opens the emulated module: LLM_EMULATED_SEED draws its order of work.
+// The device of a program that opens the emulated module; LLM_EMULATED_SEED draws its order.
 #include <cstdlib>
 
 #include "tests/support/cuda/device.h"

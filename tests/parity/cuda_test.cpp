@@ -3,10 +3,10 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
+#include "src/comm/nccl/nccl_transport.h"
 #include "src/model/cached_decoder.h"
 #include "src/model/init.h"
 #include "src/train/whole_model.h"
-#include "src/comm/nccl/nccl_transport.h"
 #include "tests/cuda/emulated_module.h"
 #include "tests/parity/check_same.h"
 #include "tests/parity/world.h"
