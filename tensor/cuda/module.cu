@@ -1,6 +1,7 @@
 #include "tensor/cuda/module.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <memory>
 
@@ -81,6 +82,13 @@ DeviceFacts facts(int device) {
 
 void select(int device) {
   check(cudaSetDevice(device), "cudaSetDevice");
+  // The pool keeps what is given back: by itself it returns all of it to the driver whenever
+  // something waits for the device, and ops would allocate their scratch anew in each step.
+  cudaMemPool_t pool = nullptr;
+  std::uint64_t kept_bytes = UINT64_MAX;
+  check(cudaDeviceGetDefaultMemPool(&pool, device), "cudaDeviceGetDefaultMemPool");
+  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept_bytes),
+        "cudaMemPoolSetAttribute");
 }
 
 void* allocate(std::int64_t n_bytes) {

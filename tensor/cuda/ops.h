@@ -15,12 +15,15 @@
 
 using cudaStream_t = struct CUstream_st*;
 
-/// The ops of tensor/ops/NAME.h on a device: each puts its kernels into a stream. Arguments are as
-/// there, checked by the caller, and all views lie on the device. Where the plain body of an op is
-/// its definition to the bit (copies, conversions, additions, dropout, AdamW, sums of squares,
-/// embeddings), these give its bits; the others agree to rounding. Products are cuBLASLt's in a
-/// stream that has them (tensor/cuda/products.h), else plain kernels, as attention is: every device
-/// and the emulator can run those.
+/// The ops of tensor/ops/NAME.h on a device: each puts its kernels into a stream, where they may
+/// have scratch of the stream's pool. Arguments are as there, checked by the caller, and all views
+/// lie on the device. Where the plain body of an op is its definition to the bit (copies,
+/// conversions, additions, dropout, AdamW, sums of squares, embeddings, a router's choices and rows
+/// by expert), these give its bits; the others agree to rounding, with sums in one order that
+/// follows from the shape. Products are cuBLASLt's in a stream that has them
+/// (tensor/cuda/products.h), else plain kernels, which every device and the emulator can run;
+/// attention and experts' layers have kernels for tensor cores beside those
+/// (tensor/cuda/attention_mma.h, grouped_mma.h).
 namespace llm::cuda {
 
 void copy(cudaStream_t stream, View x, MutView y);

@@ -84,7 +84,8 @@ TEST_CASE("on a device rotary positions and attention agree with the CPU's, with
   }
 }
 
-TEST_CASE("on a device the loss and its gradient agree with the CPU's, with ignored labels") {
+TEST_CASE(
+    "on a device the loss and its gradient agree with the CPU's, with ignored labels and NaN") {
   for (const auto& [dtype, n_classes] :
        {std::pair{Dtype::f32, 301}, {Dtype::f32, 304}, {Dtype::bf16, 304}, {Dtype::f16, 301}}) {
     INFO(name_of(dtype) << ", " << n_classes << " classes");
@@ -98,6 +99,7 @@ TEST_CASE("on a device the loss and its gradient agree with the CPU's, with igno
     for (std::int64_t v = 0; v < n_classes; ++v) {  // some logits that count nothing
       if (v % 33 != 0 && v % 5 < 2) logits.view.as<float>()[n_classes + v] = -INFINITY;
     }
+    logits.view.as<float>()[4 * n_classes + 7] = NAN;
     Values in_place(0, Dtype::f32, {n, n_classes});
     std::memcpy(in_place.view.data(), logits.view.data(),
                 static_cast<std::size_t>(logits.view.n_bytes()));

@@ -1,5 +1,5 @@
 #pragma once
-// Types and constants of CUDA's runtime, for include/cuda_runtime.h.
+// Of CUDA's runtime what needs no emulated device, for include/cuda_runtime.h.
 #include <cstddef>
 
 #include "tests/support/cuda/kernel_language.h"
@@ -31,6 +31,9 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMinor = 76
 };
 
+using cudaMemPool_t = struct CUmemPoolHandle_st*;
+enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold = 4 };
+
 struct cudaLaunchConfig_t {
   dim3 gridDim;
   dim3 blockDim;
@@ -56,4 +59,13 @@ inline const char* cudaGetErrorString(cudaError_t error) {
       return "device not ready";
   }
   return "unrecognized error code";
+}
+
+// The emulated device gives no memory out twice, so that its pool has nothing to keep.
+inline cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) {
+  *pool = nullptr;
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void* value) {
+  return value != nullptr ? cudaSuccess : cudaErrorInvalidValue;
 }
