@@ -22,52 +22,47 @@ std::int64_t planned_bytes(const Settings& settings, bool is_on_host) {
   return total;
 }
 
-/// Data parallel under each zero_stage, offloaded, tensor parallel, in pipelines, with experts
-/// spread.
+/// A few of each kind, small: the emulator is slow.
 std::vector<Settings> many_settings() {
   std::vector<Settings> all;
-  for (ModelConfig model : {parity_gpt2(0.1f), parity_mixtral()}) {
-    model.n_layers = 1;
-    all.push_back(parity_settings(model, 1, {1, 2}, 1, 1));
-    Settings settings = parity_settings(model, 2, {1}, 1, 1);
-    settings.unit_min_parameters = 1;
-    for (const int zero_stage : {0, 1, 2, 3}) {
-      settings.zero_stage = zero_stage;
-      settings.model.compute = zero_stage == 2 ? Dtype::bf16 : Dtype::f32;
-      all.push_back(settings);
-      settings.spreads_experts = model.is_mixture();
-      if (settings.spreads_experts) all.push_back(settings);
-      settings.spreads_experts = false;
-    }
-    settings.offloads_parameters = true;
-    all.push_back(settings);
-    settings.model.compute = Dtype::bf16;
-    settings.validation = {
-        .interval_steps = 1, .n_steps = 1, .n_samples = 3, .microbatch_samples = 1};
-    all.push_back(settings);
-    settings = parity_settings(model, 1, {1}, 1, 1);
-    settings.zero_stage = 3;
-    settings.offloads_parameters = true;
-    all.push_back(settings);
-    settings.offloads_parameters = false;
-    settings.zero_stage = 0;
-    for (const bool cuts_rows : {false, true}) {
-      settings.grid.tp = 2;
-      settings.sequence_parallel = cuts_rows;
-      set_pipeline(settings);
-      all.push_back(settings);
-    }
-    settings = parity_settings(model, 1, {1, 1}, 1, 1);
-    for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble}) {
-      set_pipeline(settings, {.schedule = kind, .n_ranks = 2});
-      all.push_back(settings);
-    }
-    settings.recompute_blocks = true;
-    settings.zero_stage = 3;
-    settings.offloads_parameters = true;
+  ModelConfig gpt2 = parity_gpt2(0.1f);
+  gpt2.n_layers = 1;
+  ModelConfig mixtral = parity_mixtral();
+  mixtral.n_layers = 1;
+  Settings settings = parity_settings(gpt2, 2, {1}, 1, 1);
+  settings.unit_min_parameters = 1;
+  for (const int zero_stage : {0, 1, 2, 3}) {
+    settings.zero_stage = zero_stage;
+    settings.model.compute = zero_stage == 2 ? Dtype::bf16 : Dtype::f32;
     all.push_back(settings);
   }
-  for (Settings& settings : all) settings.device = Device::cuda;
+  settings.offloads_parameters = true;
+  settings.model.compute = Dtype::bf16;
+  settings.validation = {.interval_steps = 1, .n_steps = 1, .n_samples = 2};
+  settings.validation.microbatch_samples = 1;
+  all.push_back(settings);
+
+  settings = parity_settings(mixtral, 2, {1}, 1, 1);
+  settings.spreads_experts = true;
+  all.push_back(settings);
+  settings.zero_stage = 3;
+  settings.unit_min_parameters = 1;
+  all.push_back(settings);
+
+  settings = parity_settings(gpt2, 1, {1, 1}, 1, 1);
+  settings.grid.tp = 2;
+  settings.sequence_parallel = true;
+  set_pipeline(settings);
+  all.push_back(settings);
+  settings.model.n_layers = 2;
+  settings.grid.tp = 1;
+  set_pipeline(settings, {.schedule = ScheduleKind::zero_bubble, .n_ranks = 2});
+  all.push_back(settings);
+  settings.recompute_blocks = true;
+  settings.zero_stage = 3;
+  settings.offloads_parameters = true;
+  all.push_back(settings);
+  for (Settings& one : all) one.device = Device::cuda;
   return all;
 }
 
