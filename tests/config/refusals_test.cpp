@@ -395,8 +395,6 @@ TEST_CASE("what this version does not do is refused with what to write") {
       {"data: {tokenizer_path: t.json}",
        "c.yaml:1:24: data.tokenizer_path: t.json contradicts data.tokenizer_type byte; write "
        "tokenizer_type: hf, or remove it"},
-      {"distributed: {device: cuda}",
-       "c.yaml:1:23: distributed.device: cuda is not in this version; write device: cpu"},
       {"distributed: {expert_parallel: tp}",
        "c.yaml:1:32: distributed.expert_parallel: tp is not one of none, dp; did you mean dp?"},
       {"distributed: {sequence_parallel: true}",
