@@ -511,8 +511,9 @@ TEST_CASE("what has no effect is accepted with a note") {
        "c.yaml:1:43: distributed.fsdp_reshard_after_forward: has no effect without "
        "parallel_strategy: fsdp or zero_stage: 3"},
       {"distributed: {fsdp_cpu_offload: true}",
-       "c.yaml:1:33: distributed.fsdp_cpu_offload: parameters of ranks on CPUs are in host memory "
-       "already; it changes nothing"},
+       "c.yaml:1:33: distributed.fsdp_cpu_offload: has no effect without parallel_strategy: fsdp "
+       "or "
+       "zero_stage: 3"},
       {"distributed: {parallel_strategy: fsdp}\noptimization: {amp_dtype: float16, use_amp: true}",
        "c.yaml:2:27: optimization.amp_dtype: has no effect under parallel_strategy: fsdp, where "
        "distributed.fsdp_mixed_precision decides"},

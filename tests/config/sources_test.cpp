@@ -74,11 +74,10 @@ TEST_CASE("a value that is overridden must still be well typed and in range") {
 }
 
 TEST_CASE("a value that does not work yet can be overridden by one that does") {
-  const std::string yaml = "training: {dpo_beta: 0.1}";
+  const std::string yaml = "training: {use_qat: true}";
   CHECK(test::refusal_of(yaml) ==
-        "c.yaml:1:22: training.dpo_beta: 0.1 is not in this version; the tasks are lm, stream_lm "
-        "and sft; remove the field");
-  CHECK_NOTHROW(with_overrides({"training.dpo_beta=null"}, yaml));
+        "c.yaml:1:21: training.use_qat: true is not in this version; remove the field");
+  CHECK_NOTHROW(with_overrides({"training.use_qat=false"}, yaml));
 }
 
 TEST_CASE("the guide's six variables are read without a prefix") {
