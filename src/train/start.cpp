@@ -201,7 +201,7 @@ LoadedConfig load(const RunRequest& request) {
 
 Start begin(const MpiSession& session, const RunRequest& request) {
   Start start;
-  const bool has_bf16 = agree_on_bf16(session);
+  const bool cpus_have_bf16 = agree_on_bf16(session);
   const bool is_first = session.rank() == 0;
   std::optional<Candidates> candidates;
   start.facts = gather_facts(session, request);
@@ -214,10 +214,11 @@ Start begin(const MpiSession& session, const RunRequest& request) {
       start.loaded.notes.push_back(std::move(note));
     }
     start.schedule = read_schedule(start.loaded);
-    start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16, start.schedule);
   }
   const Device device = agree_on_device(session, start);
+  const bool has_bf16 = cpus_have_bf16 || device == Device::cuda;
   if (is_first) {
+    start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16, start.schedule);
     check_offload(start.loaded, device == Device::cuda, start.settings.spreads_experts);
   }
   if (is_first) {

@@ -12,7 +12,7 @@ struct OpenedDevice {
     const char* const text = std::getenv("LLM_EMULATED_SEED");
     return text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
   }
-  static constexpr int guards_each = 16;
+  static constexpr int guards_each = 64;
   Device device;
 };
 OpenedDevice opened;
