@@ -134,10 +134,14 @@ ModelState::ModelState(const ModelConfig& config, const StateShape& shape)
       uses_(parameter_uses(config)),
       compute_layout_(llm::compute_layout(config, shape.ranges)),
       compute_(shape.units.empty() ? compute_layout_.n_bytes() : 0, device_),
-      masters_(config.compute == Dtype::f32 ? 0 : f32_bytes(shard_.n_elements), device_),
+      masters_(owned_memory(config.compute == Dtype::f32 ? 0 : f32_bytes(shard_.n_elements),
+                            device_, shape.is_offloaded)),
       borrowed_(shape.units.empty() ? borrowed_bytes(config, shape.ranges) : 0, device_),
-      m_(f32_bytes(shard_.n_elements), device_),
-      v_(f32_bytes(shard_.n_elements), device_) {
+      m_(owned_memory(f32_bytes(shard_.n_elements), device_, shape.is_offloaded)),
+      v_(owned_memory(f32_bytes(shard_.n_elements), device_, shape.is_offloaded)),
+      host_gradients_(
+          owned_memory(shape.is_offloaded ? f32_bytes(shard_.n_elements) : 0, device_, true)) {
+  CHECK_CONTRACT(!shape.is_offloaded || !shape.units.empty(), "units are what is offloaded");
   if (!shape.units.empty()) {
     units_.emplace(layout_, compute_layout_, shape.unit_shape());
   }
@@ -185,6 +189,17 @@ MutView ModelState::owned_view(const OwnedPiece& piece) const {
 
 MutView ModelState::gradient(const OwnedPiece& piece) const {
   return part(flat_gradients(0), piece.flat_begin, {piece.elements.size()});
+}
+
+View ModelState::update_gradient(const OwnedPiece& piece) const {
+  return host_gradients_.n_bytes() == 0 ? gradient(piece) : of_shard(host_gradients_, piece);
+}
+
+void ModelState::fetch_gradients(Queue& queue, std::size_t bucket) const {
+  if (host_gradients_.n_bytes() == 0) return;
+  for (const OwnedPiece& piece : shard_.pieces[bucket]) {
+    copy(queue, gradient(piece), of_shard(host_gradients_, piece));
+  }
 }
 
 void ModelState::discard_gradients(std::size_t bucket) const {
@@ -245,7 +260,8 @@ std::vector<MutView> ModelState::owned_table() const {
   }
   if (!units_) return views;
   for (const UnitMemory::TablePiece& piece : units_->owned_table()) {
-    views.emplace_back(piece.bytes.data(), config_.compute, Shape{piece.elements.size()}, device_);
+    views.emplace_back(piece.bytes.data(), config_.compute, Shape{piece.elements.size()},
+                       piece.bytes.device());
   }
   return views;
 }
@@ -263,7 +279,7 @@ void ModelState::draw(std::int64_t tensor, Range elements, const InitialValues& 
 void ModelState::draw_owned(const OwnedPiece& piece, const InitialValues& source) const {
   draw_rounded(specs_[spec_of(piece.tensor)], source, piece.elements, master(piece));
   if (rounded(piece).empty()) return;
-  Queue queue(device_);
+  Queue queue(owned_device());
   convert(queue, master(piece), rounded(piece));
   queue.finish();
 }
@@ -299,7 +315,8 @@ void ModelState::initialize(const InitialValues& whole) {
   if (!units_) return;
   for (const UnitMemory::TablePiece& piece : units_->owned_table()) {
     draw_rounded(table, source, piece.elements,
-                 MutView(piece.bytes.data(), config_.compute, {piece.elements.size()}, device_));
+                 MutView(piece.bytes.data(), config_.compute, {piece.elements.size()},
+                         piece.bytes.device()));
   }
 }
 

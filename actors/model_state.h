@@ -56,8 +56,10 @@ struct StateShape {
   std::vector<Unit> units = {};
   BorrowedTable table = {};  ///< with units, where the rank borrows a tied embedding
   Device device = Device::cpu;
+  /// With units, on a device: what is owned lies on the host, pinned, and is updated there.
+  bool is_offloaded = false;
   UnitShape unit_shape() const {
-    return {static_cast<int>(units.size()), n_pieces, piece, table, device};
+    return {static_cast<int>(units.size()), n_pieces, piece, table, device, is_offloaded};
   }
 };
 
@@ -85,7 +87,9 @@ class ModelState {
   ModelState& operator=(const ModelState&) = delete;
 
   const ModelConfig& config() const { return config_; }
-  Device device() const { return device_; }
+  Device device() const { return device_; }  ///< where ops read, and gradients are
+  /// Where masters and moments are, and what units are gathered from.
+  Device owned_device() const { return m_.device(); }
   const FlatLayout& layout() const { return layout_; }
   /// Of the parameters that the rank's layers have, in canonical order.
   const std::vector<ParameterSpec>& specs() const { return specs_; }
@@ -139,6 +143,9 @@ class ModelState {
   MutView m(const OwnedPiece& piece) const { return of_shard(m_, piece); }
   MutView v(const OwnedPiece& piece) const { return of_shard(v_, piece); }
   MutView gradient(const OwnedPiece& piece) const;
+  /// Where the update reads it: of an offloaded state a copy, which fetch_gradients makes.
+  View update_gradient(const OwnedPiece& piece) const;
+  void fetch_gradients(Queue& queue, std::size_t bucket) const;
   MutView rounded(const OwnedPiece& piece) const;
   /// What ops read of elements `flat` of the layout, as bytes (u8): for a gather.
   MutView compute_bytes(Range flat) const;
@@ -163,7 +170,6 @@ class ModelState {
   /// Elements of a tensor as ops read them, seen under a shape.
   MutView compute_view(std::int64_t tensor, std::int64_t first_element, Shape shape) const;
   MutView compute_value(std::size_t spec) const;
-  /// What ops read of an owned piece, where this rank keeps it.
   MutView owned_view(const OwnedPiece& piece) const;
   void draw(std::int64_t tensor, Range elements, const InitialValues& source) const;
   void draw_owned(const OwnedPiece& piece, const InitialValues& source) const;
@@ -184,6 +190,7 @@ class ModelState {
   Storage borrowed_;
   Storage m_;
   Storage v_;
+  Storage host_gradients_;  // of the shard, where it is offloaded
   std::vector<Storage> gradients_;
 };
 

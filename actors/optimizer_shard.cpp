@@ -30,11 +30,11 @@ StepScale step_scale(double sum_of_squares, std::int64_t n_valid, int exponent, 
   return scale;
 }
 
-OptimizerShard::OptimizerShard(Loop& loop, Queue& reductions, Queue& compute, Plan plan,
+OptimizerShard::OptimizerShard(Loop& loop, Queue& reductions, Queue& updates, Plan plan,
                                ModelState& state, SquareSums& squares, Outbox out)
     : loop_(loop),
       reductions_(reductions),
-      compute_(compute),
+      updates_(updates),
       plan_(plan),
       state_(state),
       squares_(squares),
@@ -89,6 +89,7 @@ Task<> OptimizerShard::run() {
     for (std::int64_t b = 0; b < n_buckets; ++b) {
       co_await reduced_.take(step * n_buckets + b);
       squares_.enqueue(reductions_, static_cast<std::size_t>(b));
+      state_.fetch_gradients(reductions_, static_cast<std::size_t>(b));
     }
     Event squared(loop_, wait_squares, step);
     reductions_.notify([&squared] { squared.set(); });
@@ -109,10 +110,10 @@ Task<> OptimizerShard::run() {
     for (std::int64_t b = n_buckets; b-- > 0;) {
       if (adamw_step) enqueue_update(*adamw_step, static_cast<std::size_t>(b));
       const std::int64_t key = step * n_buckets + b;
-      compute_.notify([this, key, next] { out_.updated(key, next); });
+      updates_.notify([this, key, next] { out_.updated(key, next); });
     }
     Event updated(loop_, wait_updated, step);
-    compute_.notify([&updated] { updated.set(); });
+    updates_.notify([&updated] { updated.set(); });
     co_await updated;
     report.n_updates = n_updates_;
     co_await end_step(step, report.stop);
@@ -149,8 +150,8 @@ void OptimizerShard::enqueue_update(const AdamwStep& step, std::size_t bucket) {
   for (const OwnedPiece& piece : state_.shard().pieces[bucket]) {
     AdamwStep piece_step = step;
     piece_step.weight_decay = static_cast<float>(decay_of(piece.tensor));
-    adamw(compute_, piece_step, state_.gradient(piece), state_.master(piece), state_.m(piece),
-          state_.v(piece), state_.rounded(piece));
+    adamw(updates_, piece_step, state_.update_gradient(piece), state_.master(piece),
+          state_.m(piece), state_.v(piece), state_.rounded(piece));
   }
 }
 

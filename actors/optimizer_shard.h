@@ -72,8 +72,9 @@ class OptimizerShard {
     Port<StepEnd> step_end = {};  ///< where checkpoints are saved
   };
 
-  /// `reductions` runs the sums of squares while the backward goes on; `compute` the updates.
-  OptimizerShard(Loop& loop, Queue& reductions, Queue& compute, Plan plan, ModelState& state,
+  /// `reductions` runs the sums of squares while the backward goes on; `updates`, a queue where the
+  /// state's masters are, the updates.
+  OptimizerShard(Loop& loop, Queue& reductions, Queue& updates, Plan plan, ModelState& state,
                  SquareSums& squares, Outbox out);
 
   Inbox<StepFacts>& step_facts() { return step_facts_; }
@@ -92,7 +93,7 @@ class OptimizerShard {
 
   Loop& loop_;
   Queue& reductions_;
-  Queue& compute_;
+  Queue& updates_;
   const Plan plan_;
   ModelState& state_;
   SquareSums& squares_;

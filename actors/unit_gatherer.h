@@ -73,7 +73,8 @@ class UnitGatherer : public ParameterSource {
     int first_tag = 0;                             ///< bucket b has first_tag + b % n_tags
     int n_tags = 1;
   };
-  /// `copies` runs the copies of owned pieces, `compute` what reads the units.
+  /// `copies` runs the copies of owned pieces, also from the host to a device; `compute` what reads
+  /// the units.
   UnitGatherer(Group& group, Queue& copies, Queue& compute, Plan plan, ModelState& state);
 
   Inbox<ParametersUpdated>& updated() { return updated_; }

@@ -1,6 +1,7 @@
 #include "actors/unit_memory.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "src/base/check.h"
 
@@ -42,6 +43,13 @@ std::size_t first_tensor(const Bucket& bucket) {
 }
 
 }  // namespace
+
+Storage owned_memory(std::int64_t n_bytes, Device device, bool is_offloaded) {
+  if (!is_offloaded || n_bytes == 0) return Storage(n_bytes, is_offloaded ? Device::cpu : device);
+  Storage storage = Storage::pinned(n_bytes);
+  std::memset(storage.view(Dtype::u8, {n_bytes}).data(), 0, static_cast<std::size_t>(n_bytes));
+  return storage;
+}
 
 std::int64_t owned_bytes(const FlatLayout& layout, const ComputeLayout& compute,
                          const UnitShape& shape) {
@@ -105,8 +113,10 @@ UnitMemory::UnitMemory(const FlatLayout& layout, ComputeLayout compute, const Un
       layout_(unit_layout(layout, compute_, shape_)),
       places_(static_cast<std::size_t>(shape_.n_units)),
       owned_begin_(owned_begins(layout, compute_, shape_)),
-      owned_(owned_begin_.back(), shape_.device) {
+      owned_(owned_memory(owned_begin_.back(), shape_.device, shape_.is_offloaded)) {
   for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
+    CHECK_CONTRACT(!shape_.is_offloaded || !layout.buckets[b].is_own,
+                   "ops read what is a rank's own where it is owned");
     const std::vector<std::int64_t> cuts = gathered_cuts(layout, compute_, b, shape_.n_pieces);
     owned_cut_.push_back(cuts[static_cast<std::size_t>(shape_.piece)]);
   }

@@ -33,7 +33,11 @@ struct UnitShape {
   int piece = 0;
   BorrowedTable table = {};
   Device device = Device::cpu;
+  bool is_offloaded = false;  ///< what is owned lies on the host, in pinned memory
 };
+
+/// Zero-filled memory of what a rank owns.
+Storage owned_memory(std::int64_t n_bytes, Device device, bool is_offloaded);
 
 UnitLayout unit_layout(const FlatLayout& layout, const ComputeLayout& compute,
                        const UnitShape& shape);

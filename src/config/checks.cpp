@@ -307,6 +307,21 @@ void check_task(const LoadedConfig& loaded, std::string_view task) {
   }
 }
 
+void check_offload(LoadedConfig& loaded, bool on_devices, bool spreads_experts) {
+  const char* const field = "distributed.fsdp_cpu_offload";
+  if (!loaded.config.distributed.fsdp_cpu_offload || resolve_zero_stage(loaded) != 3) return;
+  if (!on_devices) {
+    loaded.notes.push_back(
+        fmt::format("{}: {}: parameters of ranks on CPUs are in host memory already; it changes "
+                    "nothing",
+                    loaded.origins.at(field), field));
+  } else if (spreads_experts) {
+    refuse(place_of(loaded, {field, "distributed.expert_parallel"}), field,
+           "true, but under expert_parallel: dp a rank's own experts are read where they are "
+           "owned, on its device; write expert_parallel: none, or fsdp_cpu_offload: false");
+  }
+}
+
 std::string resolve_backend(const LoadedConfig& loaded, std::int64_t n_devices) {
   const DistributedConfig& d = loaded.config.distributed;
   if (d.device == "cuda" && n_devices == 0) {

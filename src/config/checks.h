@@ -76,6 +76,11 @@ void check_vocabulary(const LoadedConfig& loaded, std::int64_t n_tokenizer_ids);
 /// does not have.
 void check_task(const LoadedConfig& loaded, std::string_view task);
 
+/// What distributed.fsdp_cpu_offload means where ranks compute: on CPUs nothing (a note), on
+/// devices with each rank's own experts (`spreads_experts`) a refusal (ConfigError), since ops read
+/// these where they are owned.
+void check_offload(LoadedConfig& loaded, bool on_devices, bool spreads_experts);
+
 /// "mpi" or "nccl": distributed.backend, or what fits the devices this rank sees. An explicit nccl
 /// without devices is refused with the line to change, and so is distributed.device: cuda.
 std::string resolve_backend(const LoadedConfig& loaded, std::int64_t n_devices);

@@ -79,8 +79,9 @@ void shard_fields(Rows<DistributedConfig>& rows) {
            "of all. More mean fewer, bigger units, and more memory. Never changes the numbers.")
       .in(between(0, 1LL << 40));
   rows.add("fsdp_cpu_offload", &D::fsdp_cpu_offload,
-           "Idle parameters in host memory, where those of ranks on CPUs always are.")
-      .note("parameters of ranks on CPUs are in host memory already; it changes nothing");
+           "Under zero_stage 3 on devices: what a rank owns of parameters and moments lies in host "
+           "memory and is updated by its CPU; a unit comes to the device while it is used. On CPUs "
+           "it is there already, and nothing changes.");
   rows.add("fsdp_prefetch_units", &D::fsdp_prefetch_units,
            "Units that are gathered ahead of the one in use; each takes its memory. Never changes "
            "the "

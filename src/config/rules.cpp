@@ -179,6 +179,7 @@ void note_idle_fsdp_fields(const Config& config, const Note& note) {
        "without parallel_strategy: fsdp; optimization.amp_dtype decides");
   note(d.fsdp_auto_wrap_min_params != defaults.fsdp_auto_wrap_min_params && !has_units,
        "distributed.fsdp_auto_wrap_min_params", no_units);
+  note(d.fsdp_cpu_offload && !has_units, "distributed.fsdp_cpu_offload", no_units);
   note(d.fsdp_prefetch_units != defaults.fsdp_prefetch_units && !has_units,
        "distributed.fsdp_prefetch_units", no_units);
   note(d.fsdp_reshard_after_forward != defaults.fsdp_reshard_after_forward && !has_units,

@@ -49,9 +49,11 @@ std::string bucket_table(const FlatLayout& layout, const ModelConfig& model) {
   return text;
 }
 
-std::int64_t sum_of(const std::vector<LedgerEntry>& ledger) {
+/// Of what lies where the rank computes, or of the rest.
+std::int64_t sum_of(const std::vector<LedgerEntry>& ledger, bool is_on_host = false) {
   std::int64_t total = 0;
-  for (const LedgerEntry& entry : ledger) total += entry.n_bytes;
+  for (const LedgerEntry& entry : ledger)
+    total += entry.is_on_host == is_on_host ? entry.n_bytes : 0;
   return total;
 }
 
@@ -60,7 +62,12 @@ std::string ledger_table(const std::vector<LedgerEntry>& ledger) {
   for (const LedgerEntry& entry : ledger) {
     text += fmt::format("  {:<48} {:>16}\n", entry.what, mib(entry.n_bytes));
   }
-  return text + fmt::format("  {:<48} {:>16}\n", "sum", mib(sum_of(ledger)));
+  const auto sum = [](const char* of, std::int64_t n_bytes) {
+    return fmt::format("  {:<48} {:>16}\n", of, mib(n_bytes));
+  };
+  const std::int64_t on_host = sum_of(ledger, true);
+  if (on_host == 0) return text + sum("sum", sum_of(ledger));
+  return text + sum("sum, on the device", sum_of(ledger)) + sum("sum, on the host", on_host);
 }
 
 /// The order of a flush where one rank has the whole model.
@@ -129,7 +136,9 @@ std::string sharing_table(const Settings& s) {
     other.zero_stage = zero_stage;
     const std::vector<LedgerEntry> ledger = memory_ledger(other, fullest_rank(other));
     std::map<LedgerKind, std::int64_t> by_kind;
-    for (const LedgerEntry& entry : ledger) by_kind[entry.kind] += entry.n_bytes;
+    for (const LedgerEntry& entry : ledger) {
+      by_kind[entry.kind] += entry.is_on_host ? 0 : entry.n_bytes;
+    }
     text += fmt::format("  {:<9} {:>13} {:>13} {:>13} {:>13} {:>13} {:>13}{}\n", zero_stage,
                         mib(by_kind[LedgerKind::weights]), mib(by_kind[LedgerKind::gradients]),
                         mib(by_kind[LedgerKind::moments]), mib(by_kind[LedgerKind::activations]),

@@ -36,10 +36,20 @@ void add_on_host(std::vector<LedgerEntry>& ledger, const Settings& s, LedgerKind
   if (is_apart && n_bytes > 0) ledger.back().is_on_host = true;
 }
 
+/// What a rank owns, wherever that lies.
+void add_owned(std::vector<LedgerEntry>& ledger, const Settings& s, LedgerKind kind,
+               std::string what, std::int64_t n_bytes) {
+  if (s.offloads()) {
+    add_on_host(ledger, s, kind, std::move(what), n_bytes);
+  } else {
+    add(ledger, kind, std::move(what), n_bytes);
+  }
+}
+
 /// What a checkpoint is written from while training goes on, and where its tensors are put
 /// together.
 void add_save(std::vector<LedgerEntry>& ledger, const Settings& s, int rank, std::int64_t n_owned) {
-  const bool copies = s.saves.interval_steps > 0 || s.device != Device::cpu;
+  const bool copies = s.saves.interval_steps > 0 || s.owned_device() != Device::cpu;
   if (!s.saves.enabled || !copies) return;
   const std::vector<MasterPieces> sources = master_pieces(s);
   const bool is_source = std::any_of(sources.begin(), sources.end(),
@@ -70,14 +80,14 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
     add(ledger, LedgerKind::weights, "copy of the tied embedding",
         borrowed_bytes(model_of(s, rank), layers));
   } else {
-    add(ledger, LedgerKind::weights, parameters + share,
-        owned_bytes(layout, read, shape.unit_shape()));
+    add_owned(ledger, s, LedgerKind::weights, parameters + share,
+              owned_bytes(layout, read, shape.unit_shape()));
     const std::vector<std::int64_t> slots = use_plan(s, rank).slot_bytes();
     add(ledger, LedgerKind::weights, fmt::format("parameters of units, {} at a time", slots.size()),
         std::accumulate(slots.begin(), slots.end(), std::int64_t{0}));
   }
   if (model_of(s, rank).compute != Dtype::f32) {
-    add(ledger, LedgerKind::weights, "masters (f32)" + share, shard.n_elements * 4);
+    add_owned(ledger, s, LedgerKind::weights, "masters (f32)" + share, shard.n_elements * 4);
   }
   add(ledger, LedgerKind::gradients,
       fmt::format("gradients, {} of the accumulation {}{}", several(n_buffers, "buffer", "s"),
@@ -90,7 +100,10 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
         "gradients of the tied embedding, " + several(n_extra, "microbatch", "es") + " waiting",
         n_extra * model_of(s, rank).local_vocab_size() * s.model.hidden_size * 4);
   }
-  add(ledger, LedgerKind::moments, "AdamW moments" + share, 2 * shard.n_elements * 4);
+  add_owned(ledger, s, LedgerKind::moments, "AdamW moments" + share, 2 * shard.n_elements * 4);
+  if (s.offloads()) {
+    add_on_host(ledger, s, LedgerKind::gradients, "summed gradients" + share, shard.n_elements * 4);
+  }
   add_save(ledger, s, rank, shard.n_elements);
   std::int64_t receives = 0;
   for (int lane = 0; lane < s.n_reducer_lanes && !s.sums_in_place(); ++lane) {

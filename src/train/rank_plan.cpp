@@ -170,6 +170,7 @@ StateShape state_shape(const Settings& settings, int rank) {
   if (settings.shares_parameters()) {
     shape.units = units_of(settings, rank);
     shape.table = borrowed_table(settings, rank);
+    shape.is_offloaded = settings.offloads();
   }
   return shape;
 }

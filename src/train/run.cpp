@@ -140,8 +140,7 @@ class Run {
           &trace.emplace(begin_trace(session_, trace_facts(start_.settings, start_.run_dir)));
     }
     MpiTransport wire(session_, loop);
-    const auto between_devices =
-        device_transport(wire, start_.settings.device, start_.backend);
+    const auto between_devices = device_transport(wire, start_.settings.device, start_.backend);
     Transport& transport = between_devices ? *between_devices : static_cast<Transport&>(wire);
     const StopSignals signals(loop);
     std::optional<StallMonitor> monitor;  // before what may wait for a disk when it ends
@@ -298,7 +297,7 @@ class Run {
                          s.zero_stage == 0 && !s.spreads_experts;
     std::optional<Snapshot> snapshot;  // of a device's state
     PieceSource pieces = pieces_of(trainer.state());
-    if (s.device != Device::cpu) {
+    if (s.owned_device() != Device::cpu) {
       snapshot.emplace(trainer.state());
       snapshot->take_memory();
       snapshot->enqueue(trainer.compute());
@@ -380,8 +379,13 @@ class Run {
 }  // namespace
 
 std::string plan_run(const RunRequest& request, std::int64_t n_ranks, std::int64_t ranks_per_node) {
-  const LoadedConfig loaded = load(request);
+  LoadedConfig loaded = load(request);
   Settings settings = settings_from(loaded, n_ranks, has_fast_bf16(), read_schedule(loaded));
+  // For ranks that are not here: what is written counts, or else what this machine has.
+  const bool on_devices = find_device(loaded.config.distributed.device, 0).index >= 0 ||
+                          loaded.config.distributed.device == "cuda";
+  if (on_devices) settings.device = Device::cuda;
+  check_offload(loaded, on_devices, settings.spreads_experts);
   settings.shares_memory = n_ranks > 1 && n_ranks <= ranks_per_node;
   std::string text;
   for (const std::string& note : loaded.notes) text += "note: " + note + "\n";
@@ -389,7 +393,7 @@ std::string plan_run(const RunRequest& request, std::int64_t n_ranks, std::int64
   if (n_samples > 0 || loaded.config.data.steps_per_epoch) {
     set_length(settings, length_of(loaded, settings, n_samples, n_samples > 0 ? 1 : 0));
   }
-  return text + plan_text(settings, ranks_per_node, machine_memory_bytes());
+  return text + plan_text(settings, ranks_per_node, on_devices ? 0 : machine_memory_bytes());
 }
 
 int run_training(MpiSession& session, const RunRequest& request) {

@@ -50,6 +50,8 @@ struct Settings {
   /// bit, and nor does when units are there.
   std::int64_t unit_min_parameters = 10'000'000;
   GatherPolicy gather_policy;
+  /// Under 3 on devices: what a rank owns is in host memory, and updated there.
+  bool offloads_parameters = false;
   std::uint64_t seed = 42;
   std::int64_t n_steps = 0;
   std::int64_t first_step = 0;  ///< steps that a checkpoint has done
@@ -59,7 +61,11 @@ struct Settings {
   /// Whether data-parallel ranks add up gradients where they lie.
   bool sums_in_place() const { return shares_memory && grid.dp > 1 && device == Device::cpu; }
   /// Whether parameters are there only by unit, for a while.
-  bool shares_parameters() const { return zero_stage == 3 && grid.dp > 1; }
+  bool shares_parameters() const { return zero_stage == 3 && (grid.dp > 1 || offloads()); }
+  /// Whether what a rank owns is on the host, while its device computes.
+  bool offloads() const { return offloads_parameters && zero_stage == 3 && device == Device::cuda; }
+  /// Where masters and moments are.
+  Device owned_device() const { return offloads() ? Device::cpu : device; }
   std::int64_t tokens_per_step() const { return partition.global_batch() * seq_len; }
 };
 

@@ -191,6 +191,7 @@ Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool ha
   settings.unit_min_parameters = config.distributed.fsdp_auto_wrap_min_params;
   settings.gather_policy = {.n_ahead = static_cast<int>(config.distributed.fsdp_prefetch_units),
                             .reshard = config.distributed.fsdp_reshard_after_forward};
+  settings.offloads_parameters = config.distributed.fsdp_cpu_offload;
   settings.threads_per_rank = static_cast<int>(config.distributed.threads_per_rank);
   settings.seed = static_cast<std::uint64_t>(config.training.seed);
   settings.saves.enabled = true;

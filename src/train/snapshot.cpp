@@ -11,7 +11,7 @@ MutView Snapshot::place_of(TensorPart part, const OwnedPiece& piece) const {
 
 void Snapshot::take_memory() {
   const std::int64_t n_bytes = 3 * state_.shard().n_elements * 4;
-  memory_ = state_.device() == Device::cpu ? Storage(n_bytes) : Storage::pinned(n_bytes);
+  memory_ = state_.owned_device() == Device::cpu ? Storage(n_bytes) : Storage::pinned(n_bytes);
 }
 
 void Snapshot::enqueue(Queue& queue) {

@@ -218,6 +218,9 @@ Start begin(const MpiSession& session, const RunRequest& request) {
   }
   const Device device = agree_on_device(session, start);
   if (is_first) {
+    check_offload(start.loaded, device == Device::cuda, start.settings.spreads_experts);
+  }
+  if (is_first) {
     take_folders(start);
     candidates = resume_candidates(start.loaded.config);
   }

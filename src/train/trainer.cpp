@@ -51,9 +51,11 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
       kv_(transport, kv_group(settings, transport.rank())),
       place_(place_of(settings.grid, transport.rank())),
       pool_(settings.threads_per_rank),
-      compute_(settings.device, &pool_),
+      compute_(settings.device, settings.offloads() ? nullptr : &pool_),
+      host_updates_(Device::cpu, settings.offloads() ? &pool_ : nullptr),
       reductions_(settings.device),
       compute_poller_(compute_, 1),
+      host_updates_poller_(host_updates_, 1),
       reductions_poller_(reductions_, reduction_tiles_per_poll),
       decoder_(model_of(settings, transport.rank()), settings.device),
       state_(decoder_.config(), state_shape(settings, transport.rank())),
@@ -66,6 +68,7 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
   if (inputs_.resumed) state_.set_moments(inputs_.resumed->exp_avg, inputs_.resumed->exp_avg_sq);
   loop_.add_poller(reductions_poller_);
   loop_.add_poller(compute_poller_);
+  if (settings_.offloads()) loop_.add_poller(host_updates_poller_);
   connect();
 }
 
@@ -73,8 +76,10 @@ Trainer::~Trainer() {
   loop_.drop_actors();  // they wait on inboxes that end here
   compute_.drop();      // threads or a device may still work in memory that ends here
   reductions_.drop();
+  host_updates_.drop();
   loop_.remove_poller(reductions_poller_);
   loop_.remove_poller(compute_poller_);
+  if (settings_.offloads()) loop_.remove_poller(host_updates_poller_);
 }
 
 Port<StepFacts> Trainer::facts_to_all() {
@@ -165,7 +170,7 @@ void Trainer::make_checkpoint_writer() {
   }
   const bool fetches = rank == 0 && plan.kind == CheckpointKind::full;
   checkpoint_writer_ = std::make_unique<CheckpointWriter>(
-      transport_, compute_, std::move(plan), state_, fetches ? &master_fetcher() : nullptr,
+      transport_, updates(), std::move(plan), state_, fetches ? &master_fetcher() : nullptr,
       master_server_.get(), std::move(out));
   control_.connect(channel_save_order, checkpoint_writer_->order());
   control_.connect(channel_part_written, checkpoint_writer_->written());
@@ -241,7 +246,7 @@ void Trainer::make_optimizer() {
   squares_ =
       std::make_unique<SquareSums>(pipeline_, data_parallel_, tensor_, std::move(squares), state_);
   optimizer_ = std::make_unique<OptimizerShard>(
-      loop_, reductions_, compute_, std::move(plan), state_, *squares_,
+      loop_, reductions_, updates(), std::move(plan), state_, *squares_,
       OptimizerShard::Outbox{std::move(updated),
                              Port<StepReport>([this](std::int64_t step, StepReport report) {
                                stopped_ = report.stop && step + 1 < settings_.n_steps;
@@ -397,6 +402,7 @@ void Trainer::trace_compute(Trace& trace) {
     observe(*lane, std::string("compute queue") + lane->name());
   }
   observe(reductions_, "reduction queue");
+  if (settings_.offloads()) observe(host_updates_, "update queue, on the host");
 }
 
 void Trainer::start() {

@@ -80,6 +80,8 @@ class Trainer {
   std::int64_t n_steps_done() const { return n_steps_done_; }
 
  private:
+  /// Where masters are updated.
+  Queue& updates() { return settings_.offloads() ? host_updates_ : compute_; }
   Port<StepFacts> facts_to_all();
   Port<RouterLosses> router_losses_port();
   std::vector<std::vector<std::size_t>> parameters_by_rank() const;
@@ -108,10 +110,12 @@ class Trainer {
   Group tensor_;
   Group kv_;  // those of tensor_ with the same key heads
   const GridPlace place_;
-  ThreadPool pool_;  // for compute_
+  ThreadPool pool_;  // for the queue of compute or of updates that is on the CPU
   Queue compute_;
+  Queue host_updates_;  // of an offloaded state
   Queue reductions_;
   QueuePoller compute_poller_;
+  QueuePoller host_updates_poller_;
   QueuePoller reductions_poller_;
   Decoder decoder_;
   ModelState state_;

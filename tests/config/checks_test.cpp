@@ -285,6 +285,26 @@ TEST_CASE("a task says what it needs, and other tasks are refused by name") {
         "stream_lm?");
 }
 
+TEST_CASE("offloading changes nothing on CPUs, and is refused where devices own experts") {
+  const std::string yaml = "distributed: {parallel_strategy: fsdp, fsdp_cpu_offload: true}\n";
+  LoadedConfig fsdp = load(yaml);
+  check_offload(fsdp, true, false);
+  CHECK(fsdp.notes.empty());
+  check_offload(fsdp, false, true);
+  REQUIRE(fsdp.notes.size() == 1);
+  CHECK(fsdp.notes.front() ==
+        "c.yaml:1:58: distributed.fsdp_cpu_offload: parameters of ranks on CPUs are in host memory "
+        "already; it changes nothing");
+  CHECK(refusal([&] { check_offload(fsdp, true, true); }) ==
+        "c.yaml:1:58: distributed.fsdp_cpu_offload: true, but under expert_parallel: dp a rank's "
+        "own experts are read where they are owned, on its device; write expert_parallel: none, or "
+        "fsdp_cpu_offload: false");
+  LoadedConfig ddp = load("distributed: {fsdp_cpu_offload: true}\n");
+  const std::size_t n_notes = ddp.notes.size();  // says already that it has no effect
+  check_offload(ddp, false, false);
+  CHECK(ddp.notes.size() == n_notes);
+}
+
 TEST_CASE("the backend follows the devices unless it is written") {
   CHECK(resolve_backend(load(""), 0) == "mpi");
   CHECK(resolve_backend(load(""), 2) == "nccl");

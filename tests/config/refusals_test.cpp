@@ -395,8 +395,6 @@ TEST_CASE("what this version does not do is refused with what to write") {
       {"data: {tokenizer_path: t.json}",
        "c.yaml:1:24: data.tokenizer_path: t.json contradicts data.tokenizer_type byte; write "
        "tokenizer_type: hf, or remove it"},
-      {"distributed: {device: cuda}",
-       "c.yaml:1:23: distributed.device: cuda is not in this version; write device: cpu"},
       {"distributed: {expert_parallel: tp}",
        "c.yaml:1:32: distributed.expert_parallel: tp is not one of none, dp; did you mean dp?"},
       {"distributed: {sequence_parallel: true}",
@@ -513,8 +511,9 @@ TEST_CASE("what has no effect is accepted with a note") {
        "c.yaml:1:43: distributed.fsdp_reshard_after_forward: has no effect without "
        "parallel_strategy: fsdp or zero_stage: 3"},
       {"distributed: {fsdp_cpu_offload: true}",
-       "c.yaml:1:33: distributed.fsdp_cpu_offload: parameters of ranks on CPUs are in host memory "
-       "already; it changes nothing"},
+       "c.yaml:1:33: distributed.fsdp_cpu_offload: has no effect without parallel_strategy: fsdp "
+       "or "
+       "zero_stage: 3"},
       {"distributed: {parallel_strategy: fsdp}\noptimization: {amp_dtype: float16, use_amp: true}",
        "c.yaml:2:27: optimization.amp_dtype: has no effect under parallel_strategy: fsdp, where "
        "distributed.fsdp_mixed_precision decides"},

@@ -3,11 +3,13 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
+#include "src/checkpoint/store.h"
+#include "src/comm/nccl/nccl_transport.h"
 #include "src/model/cached_decoder.h"
 #include "src/model/init.h"
 #include "src/train/whole_model.h"
-#include "src/comm/nccl/nccl_transport.h"
 #include "tests/cuda/emulated_module.h"
+#include "tests/io/temporary_folder.h"
 #include "tests/parity/check_same.h"
 #include "tests/parity/world.h"
 
@@ -93,6 +95,73 @@ TEST_CASE("on devices: data-parallel ranks and ZeRO have the bits of one rank") 
     if (zero_stage == 3) settings.unit_min_parameters = 1;
     check_layout(settings, expected);
   }
+}
+
+Settings offloaded(const ModelConfig& model, int dp, std::vector<std::int64_t> samples, int n) {
+  Settings settings = parity_settings(model, dp, std::move(samples), n, 2);
+  settings.zero_stage = 3;
+  settings.unit_min_parameters = 1;
+  settings.offloads_parameters = true;
+  return settings;
+}
+
+// AdamW runs on the CPU, whose body is near the device's; the same bits whatever the timing, the
+// wire and the layout.
+TEST_CASE("on devices: ranks that keep what they own on the host agree with those that do not") {
+  for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+    ModelConfig model = parity_gpt2(0.1f);
+    model.compute = compute;
+    model.n_layers = 1;
+    Settings alone = offloaded(model, 1, {1}, 2);
+    const Outcome expected = run_on_device(alone, 1);
+    alone.offloads_parameters = false;
+    const Outcome on_device = run_on_device(alone, 2);
+    if (compute == Dtype::f32) check_near(expected, on_device);
+    CHECK(relative_distance(expected.weights, on_device.weights) < 1e-3);
+    Settings settings = offloaded(model, 2, {1}, 1);
+    settings.threads_per_rank = 2;
+    check_same(run_on_device(settings, 3, compute == Dtype::f32 ? Wire::host : Wire::nccl),
+               expected);
+  }
+}
+
+World::Options saving(const Settings& settings, const std::filesystem::path& folder) {
+  World::Options options;
+  options.train = [settings](int) {
+    return std::make_unique<RandomSamples>(11, settings.model.vocab_size, settings.seq_len);
+  };
+  options.save_to.folder = folder;
+  options.save_to.kept = {.n_last = 100};
+  return options;
+}
+
+TEST_CASE("on devices: a checkpoint of what is owned on the host goes on with the same bits") {
+  const TemporaryFolder folder;
+  ModelConfig model = parity_gpt2(0.1f);
+  model.n_layers = 1;
+  Settings settings = offloaded(model, 2, {1}, 1);
+  settings.device = Device::cuda;
+  for (const bool sharded : {false, true}) {
+    settings.saves = {.enabled = true, .interval_steps = 1, .n_steps = settings.n_steps};
+    settings.saves_sharded = sharded;
+    const std::filesystem::path here = folder / (sharded ? "sharded" : "full");
+    const test::EmulatedModule emulated(1);
+    const Outcome whole = World(settings, saving(settings, here)).run();
+    Settings rest = settings;
+    rest.first_step = 1;
+    World::Options options = saving(rest, folder / (sharded ? "sharded-on" : "full-on"));
+    options.resume = here / checkpoint_name(1);
+    const Outcome resumed = World(rest, std::move(options)).run();
+    REQUIRE(difference(resumed.weights, whole.weights) == "");
+    REQUIRE(resumed.losses.back() == whole.losses.back());
+  }
+}
+
+TEST_CASE("on devices: a tied embedding that two stages own on the host has the bits of one rank") {
+  Settings settings = offloaded(parity_gpt2(), 1, {1, 1}, 1);
+  const Outcome expected = run_on_device(settings, 1);
+  set_pipeline(settings, {.schedule = ScheduleKind::one_f_one_b, .n_ranks = 2});
+  check_same(run_on_device(settings, 2, Wire::nccl), expected);
 }
 
 TEST_CASE("on devices: pipelines have the bits of one rank") {
