@@ -55,13 +55,13 @@ else
   prepare full build "$(default_compiler)" && run full build full
   if command -v g++ >/dev/null 2>&1; then
     say "== g++"
-    prepare gcc build-gcc g++ && run gcc build-gcc default
+    prepare gcc build-gcc g++ -Dcuda=disabled && run gcc build-gcc default
   else
     say "g++ is not here: its run is left out"
   fi
   say "== sanitizers"
   export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-  if prepare sanitizers build-asan "$(default_compiler)" -Db_sanitize=address,undefined -Db_lundef=false; then
+  if prepare sanitizers build-asan "$(default_compiler)" -Db_sanitize=address,undefined -Db_lundef=false -Dcuda=disabled; then
     # Open MPI keeps memory to the end of the process, so leaks are looked for where it does not run.
     beside=(--no-suite full --no-suite slurm --no-suite netns)
     ASAN_OPTIONS=detect_leaks=1 run sanitizers-unit build-asan sanitizers --suite unit "${beside[@]}"

@@ -52,6 +52,12 @@ void Queue::read_back(const char* op, View x, std::function<void(View)> then) {
        [x, then = std::move(then)](DeviceStream& stream) { stream.read_back(x, then); }});
 }
 
+void Queue::reserve_read_back(std::int64_t n_bytes, int n) {
+  if (device_ == Device::cpu) return;
+  if (!stream_) stream_ = std::make_unique<DeviceStream>();
+  stream_->reserve(n_bytes, n);
+}
+
 void Queue::notify(std::function<void()> done) {
   ops_.push_back({nullptr, 0, 1, [done = std::move(done)](std::int64_t) { done(); }});
 }

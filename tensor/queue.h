@@ -53,6 +53,9 @@ class Queue {
   /// Calls `then` on the loop's thread with x on the CPU, as it is when everything put in before
   /// has run; valid during the call.
   void read_back(const char* op, View x, std::function<void(View)> then);
+  /// Of a device's queue: takes the memory of `n` read_backs of so many bytes at most, before work
+  /// begins, since to take it may wait for the device.
+  void reserve_read_back(std::int64_t n_bytes, int n);
   /// Calls `done` on the loop's thread once everything put in before has run.
   void notify(std::function<void()> done);
 

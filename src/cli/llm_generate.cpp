@@ -10,6 +10,7 @@
 #include "src/base/utf8.h"
 #include "src/data/sft_example.h"
 #include "src/train/cores.h"
+#include "src/train/device.h"
 #include "src/train/text_model.h"
 
 namespace {
@@ -19,6 +20,7 @@ using llm::TextModel;
 
 struct CommandLine {
   TextModel::Config model;
+  std::string device = "auto";
   TextModel::Writing writing;
   std::string prompt;
   bool has_prompt = false;
@@ -86,6 +88,10 @@ void add_options(CLI::App& app, CommandLine& line) {
   app.add_option("--threads", line.model.n_threads, "0: one for each core")
       ->check(CLI::Range(0, 4096))
       ->default_val(0);
+  app.add_option("--device", line.device,
+                 "where it computes: auto is cuda if there is one, else cpu")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
   app.add_flag("--quiet", line.quiet, "nothing on standard error but errors");
 }
 
@@ -174,8 +180,9 @@ void evaluate(TextModel& model, const CommandLine& line) {
 
 int main(int argc, char** argv) {
   try {
-    const CommandLine line = parse(argc, argv);
+    CommandLine line = parse(argc, argv);
     check(line);
+    line.model.device = llm::own_device(line.device, "--device").device;
     TextModel model(line.model);
     if (!line.quiet) fmt::print(stderr, "{}\n", model.summary());
     if (line.eval.empty()) {

@@ -97,6 +97,17 @@ DeviceChoice choose_device(const std::string& asked, const std::vector<FoundDevi
   return {true, ""};
 }
 
+OwnDevice own_device(const std::string& asked, const std::string& field) {
+  if (asked == "cpu") return {};
+  const FoundDevice found = find_device(asked, 0);
+  if (found.index >= 0) {
+    take_device(found);
+    return {Device::cuda, ""};
+  }
+  if (asked == "auto") return {Device::cpu, "the model computes on the CPU: " + found.why_not};
+  throw ConfigError(fmt::format("{}: cuda, but {}; write cpu or auto", field, found.why_not));
+}
+
 void take_device(const FoundDevice& found) {
   cuda::module().runtime.select(found.index);
 }

@@ -42,6 +42,14 @@ DeviceChoice choose_device(const std::string& asked, const std::vector<FoundDevi
 /// Makes the found device this process's.
 void take_device(const FoundDevice& found);
 
+/// Where a process of one rank computes: finds, chooses and takes its device. A ConfigError calls
+/// what asks for it `field`.
+struct OwnDevice {
+  Device device = Device::cpu;
+  std::string note;  ///< as DeviceChoice's
+};
+OwnDevice own_device(const std::string& asked, const std::string& field);
+
 /// How tensors on devices go between ranks, over `inner`; nullptr where tensors are on the CPU or
 /// there is one rank. `backend` is mpi (staged through the host) or nccl.
 std::unique_ptr<Transport> device_transport(Transport& inner, Device device,

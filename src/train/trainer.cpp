@@ -37,6 +37,9 @@ constexpr int reduction_tiles_per_poll = 64;
 
 constexpr int metrics_rank = 0;
 
+// At a time; more take their memory when they come to it.
+constexpr int reserved_read_backs = 8;
+
 }  // namespace
 
 Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, TrainerInputs inputs)
@@ -66,6 +69,13 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
     state_.initialize(settings_.seed);
   }
   if (inputs_.resumed) state_.set_moments(inputs_.resumed->exp_avg, inputs_.resumed->exp_avg_sq);
+  // Losses, their labels and routers' losses; sums of squares.
+  const std::int64_t n_tokens =
+      compute_plan(settings_, transport.rank()).largest_microbatch * settings_.seq_len;
+  compute_.reserve_read_back(2 * n_tokens * 4, reserved_read_backs);
+  reductions_.reserve_read_back(
+      square_chunk_bytes(decoder_.config(), layers_of(settings_, transport.rank())),
+      reserved_read_backs);
   loop_.add_poller(reductions_poller_);
   loop_.add_poller(compute_poller_);
   if (settings_.offloads()) loop_.add_poller(host_updates_poller_);

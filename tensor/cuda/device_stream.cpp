@@ -64,6 +64,10 @@ Storage DeviceStream::take_pinned(std::int64_t n_bytes) {
   return one;
 }
 
+void DeviceStream::reserve(std::int64_t n_bytes, int n) {
+  for (int i = 0; i < n; ++i) free_pinned_.push_back(Storage::pinned(n_bytes));
+}
+
 void DeviceStream::read_back(View x, const std::function<void(View)>& then) {
   const auto pinned = std::make_shared<Storage>(take_pinned(x.n_bytes()));
   const MutView there = pinned->view(x.dtype(), x.shape());

@@ -23,6 +23,8 @@ class DeviceStream {
   cudaStream_t stream() const { return stream_; }
   /// Calls `done` from poll() once everything issued before has run.
   void call(std::function<void()> done);
+  /// Takes pinned memory for n read_backs.
+  void reserve(std::int64_t n_bytes, int n);
   /// Copies x to pinned memory, and calls `then` with it from poll().
   void read_back(View x, const std::function<void(View)>& then);
   /// What is issued from here to end_observed() is an op for the observer, if there is one.

@@ -9,7 +9,7 @@
 #include "tensor/cuda/launch.h"
 #include "tensor/cuda/products.h"
 #ifndef LLM_CUDA_BUILD
-#include "cuda_build.h"
+#include <cuda_build.h>
 #endif
 
 namespace llm::cuda {

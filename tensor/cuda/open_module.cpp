@@ -7,7 +7,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "cuda_build.h"
+#include <cuda_build.h>
 #include "tensor/cuda/module.h"
 
 namespace llm::cuda {

@@ -52,7 +52,9 @@ def problems(root, found):
     headers = [p.relative_to(root).as_posix() for p in tree.sources(root) if p.suffix == ".h"]
     anywhere = all_flags(found)
     with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        commands = [found.get(os.path.dirname(header), anywhere) for header in headers]
+        # Code of a device is compiled against the headers of the emulator, in another folder.
+        commands = [anywhere if header.startswith("tensor/cuda/") else found.get(os.path.dirname(header), anywhere)
+                    for header in headers]
         yield from filter(None, pool.map(check, headers, commands, [root] * len(headers)))
 
 

@@ -1,0 +1,102 @@
+"""llm-train on devices: emulated ones, which a module gives it that is built for tests; and what it says where there is none."""
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import program
+
+EMULATED = {"LLM_CUDA_MODULE": os.environ["EMULATED_CUDA"]}
+SHARED = EMULATED | {"LLM_SHARE_DEVICE": "1"}
+MODULE = pathlib.Path(os.environ["CUDA_MODULE"]) if os.environ.get("CUDA_MODULE") else None
+SMALL = ["model.num_layers=1", "model.hidden_size=16", "data.max_seq_len=16", "model.max_seq_len=16",
+         "model.dropout=0.1", "training.max_steps=3"]
+CUDA = "distributed.device=cuda"
+
+
+class Devices(program.ProgramTest):
+    def test_a_run_on_a_device_is_the_cpus_within_rounding_and_goes_on_from_its_checkpoint(self):
+        self.train("cpu", *SMALL, "distributed.device=cpu", "training.scheduler_type=constant")
+        saves = ["checkpoint.save_interval_steps=2", "training.scheduler_type=constant"]
+        whole = self.train("one", *SMALL, CUDA, *saves, env=EMULATED, timeout=120)
+        self.check_near("one", "cpu")
+        self.assertIn("sample:", whole.out)
+        self.train("part", *SMALL, CUDA, *saves, "training.max_steps=2", env=EMULATED, timeout=120)
+        self.train("part", *SMALL, CUDA, *saves, "checkpoint.resume_from_checkpoint=auto",
+                   env=EMULATED | {"LLM_EMULATED_SEED": "5"}, timeout=120)
+        self.assertTrue(self.weights("part") == self.weights("one"))
+
+    def test_ranks_with_devices_have_the_bits_of_one_through_the_host(self):
+        batch = ["training.batch_size=2", "distributed.pp_n_microbatches=2", "distributed.backend=mpi"]
+        self.train("one", *SMALL, CUDA, *batch, env=EMULATED, timeout=120)
+        two = [*batch[1:], "training.batch_size=1", "distributed.pp_n_microbatches=1"]
+        done = self.train("two", *SMALL, CUDA, *two, "distributed.parallel_strategy=zero", "distributed.zero_stage=2",
+                          ranks=2, env=SHARED, timeout=120)
+        self.check_same("two")
+        self.assertIn("emulated device 0000:00:00.0", done.out)
+
+    def test_text_is_written_on_a_device(self):
+        self.train("run", *SMALL, "training.max_steps=1")
+        texts = []
+        for device in ("cpu", "cuda"):
+            done = subprocess.run([os.environ["LLM_GENERATE"], "--model", "run", "--prompt", "rank", "--temperature", "0",
+                                   "--max-new-tokens", "6", "--device", device], cwd=self.folder, text=True, capture_output=True,
+                                  env=self.environment | EMULATED)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            texts.append(done.stdout)
+        self.assertEqual(texts[0], texts[1])
+        done = subprocess.run([os.environ["LLM_GENERATE"], "--model", "run", "--prompt", "rank", "--device", "cuda"], cwd=self.folder,
+                              text=True, capture_output=True, env=self.environment | {"LLM_CUDA_MODULE": "/none.so"})
+        self.assertEqual(done.returncode, 78, done.stderr)
+        self.assertRegex(done.stderr, "^error: --device: cuda, but .*; write cpu or auto\n$")
+
+    def test_ranks_do_not_share_a_device(self):
+        done = self.llm_train(*program.TINY, *SMALL, CUDA, f"data.dataset_path={self.text()}", "logging.run_dir=run", ranks=2, env=EMULATED)
+        self.assertEqual(done.code, 78, done)
+        self.assertEqual(len(done.causes()), 1, done)
+        self.assertIn("ranks 0 and 1 on", done.causes()[0])
+        self.assertIn("would share device 0000:00:00.0 (emulated device)", done.causes()[0])
+
+    def test_a_killed_rank_ends_a_run_on_devices(self):
+        process = self.start(*program.TINY, *SMALL, CUDA, "distributed.backend=mpi", "training.max_steps=100000", "training.epochs=100000",
+                             "training.batch_size=1", f"data.dataset_path={self.text()}", "logging.run_dir=run", ranks=2, env=SHARED)
+        metrics = self.folder / "run/metrics.jsonl"
+        program.wait_until(lambda: metrics.exists() and '"kind":"step"' in metrics.read_text())
+        os.kill(program.children(process.pid)[1], signal.SIGKILL)
+        begin = time.monotonic()
+        done = self.finish(process)
+        self.assertNotEqual(done.code, 0, done)
+        self.assertLess(time.monotonic() - begin, 20, done)
+
+    def test_without_a_device_auto_says_why_it_stays_on_the_cpu_and_cuda_is_refused(self):
+        nowhere = {"LLM_CUDA_MODULE": str(self.folder / "none.so")}
+        done = self.train("auto", *SMALL, "training.max_steps=1", env=nowhere)
+        self.assertRegex(done.out, r"note: ranks compute on the CPU: rank 0 \(.*\): .*none.so: cannot open shared object file")
+        done = self.llm_train(*program.TINY, CUDA, f"data.dataset_path={self.text()}", "logging.run_dir=run", env=nowhere)
+        self.assertEqual(done.code, 78, done)
+        self.assertRegex(done.causes()[0], r"distributed.device: cuda, but rank 0 \(.*\): .*none.so.*; write device: cpu or auto")
+        self.assertFalse((self.folder / "run").exists(), "nothing was written")
+
+    def test_the_module_itself_opens_on_a_machine_without_a_driver(self):
+        if MODULE is None:
+            self.skipTest("built without the CUDA Toolkit")
+        if pathlib.Path("/dev/nvidiactl").exists():
+            self.skipTest("a device is here")
+        done = self.train("auto", *SMALL, "training.max_steps=1", env={"LLM_CUDA_MODULE": str(MODULE)})
+        self.assertIn("no device: CUDA driver version is insufficient for CUDA runtime version", done.out)
+
+    def test_nccl_is_refused_where_ranks_are_on_the_cpu(self):
+        done = self.llm_train(*program.TINY, "distributed.backend=nccl", f"data.dataset_path={self.text()}", "logging.run_dir=run",
+                              env={"LLM_CUDA_MODULE": str(self.folder / "none.so")})
+        self.assertEqual(done.code, 78, done)
+        self.assertIn("nccl, but this rank sees 0 devices; write backend: mpi or remove the line", done.causes()[0])
+
+    def test_a_trace_shows_the_devices_ops(self):
+        self.train("run", *SMALL, CUDA, "training.max_steps=1", "--trace", "trace", env=EMULATED, timeout=120)
+        text = "".join(path.read_text() for path in (self.folder / "trace").iterdir())
+        for op in ("attention_forward", "adamw", "linear_backward_weight"):
+            self.assertIn(f'"{op}"', text)
+
+
+program.main()
