@@ -54,7 +54,7 @@ done
 run speed 60 "$check" speed ${size:+"$size"}
 run train 90 "$check" train ${size:+"$size"}
 if command -v python3 >/dev/null; then
-  run "PyTorch beside it" 100 python3 "$bundle/torch_step.py"
+  run "PyTorch beside it" 100 python3 "$bundle/torch_step.py" ${size:+"$size"}
 else
   table+=("$(printf '%-24s         skipped: no python3 here' "PyTorch beside it")")
 fi

@@ -90,7 +90,7 @@ void check_elements(Both& both, const Sizes& s, Dtype dtype) {
 }
 
 void check_activations(Both& both, const Sizes& s, Dtype dtype) {
-  const Shape shape{s.n(), s.mlp};
+  const Shape shape{s.n(), s.width};
   for (const Activation f :
        {Activation::gelu, Activation::gelu_tanh, Activation::silu, Activation::relu}) {
     both.check({named(fmt::format("activation {}", static_cast<int>(f)).c_str(), dtype),

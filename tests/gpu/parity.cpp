@@ -128,9 +128,10 @@ void check_wide(Report& report) {
     settings.seq_len = 128;
     settings.optimizer.lr.peak = 1e-3;
     set_pipeline(settings);
+    // On the CPU, bf16 and f32 are 2e-3, 1e-2 and 5e-5 apart.
     const bool is_f32 = compute == Dtype::f32;
     check_alone(report, fmt::format("llama of width 256 {}", name_of(compute)), settings,
-                is_f32 ? Tolerances{1e-4, 1e-3, 1e-5} : Tolerances{2e-2, 1e-1, 1e-2});
+                is_f32 ? Tolerances{1e-4, 1e-4, 1e-5} : Tolerances{5e-3, 4e-2, 1e-3});
   }
 }
 

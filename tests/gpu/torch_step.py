@@ -1,5 +1,5 @@
 """A PyTorch step of the models of `gpu_check train`, compiled, with flash attention, in bf16: tokens per second, beside them.
-Exits with 77 and one line where PyTorch or its CUDA is not there."""
+Exits with 77 and one line where PyTorch or its CUDA is not there. --small: tiny models, on a CPU too, not compiled."""
 import statistics
 import sys
 import time
@@ -11,7 +11,12 @@ try:
 except ImportError as error:
     print(f"torch_step.py: no PyTorch for {sys.executable} ({error})")
     sys.exit(77)
-if not torch.cuda.is_available():
+SMALL = sys.argv[1:] == ["--small"]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if not hasattr(nn, "RMSNorm"):
+    print(f"torch_step.py: PyTorch {torch.__version__} is older than 2.4")
+    sys.exit(77)
+if DEVICE == "cpu" and not SMALL:
     print(f"torch_step.py: PyTorch {torch.__version__} finds no CUDA device")
     sys.exit(77)
 
@@ -74,28 +79,37 @@ class Decoder(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), labels.view(-1))
 
 
+def finish():
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 def measure(name, batch, length, steps, **extents):
     torch.manual_seed(1)
-    model = Decoder(length=length, **extents).cuda()
-    run = torch.compile(model)
+    model = Decoder(length=length, **extents).to(DEVICE)
+    run = model if SMALL else torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    tokens = torch.randint(extents["vocabulary"], (batch, length + 1), device="cuda")
+    tokens = torch.randint(extents["vocabulary"], (batch, length + 1), device=DEVICE)
     seconds = []
     for _ in range(steps):
-        torch.cuda.synchronize()
+        finish()
         begin = time.perf_counter()
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
             loss = run(tokens[:, :-1], tokens[:, 1:].contiguous())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
+        finish()
         seconds.append(time.perf_counter() - begin)
     step = statistics.median(seconds[3:])
     print(f"{name + ' PyTorch ' + torch.__version__ + ' step':<52} {1e3 * step:10.5g} ms")
     print(f"{name + ' PyTorch tokens':<52} {batch * length / step:10.5g} tokens/s", flush=True)
 
 
-measure("GPT-2 124M", 16, 1024, 20, width=768, layers=12, heads=12, kv_heads=12, mlp=3072, vocabulary=50304, is_llama=False)
-measure("Llama 1.1B", 4, 2048, 12, width=2048, layers=22, heads=32, kv_heads=4, mlp=5632, vocabulary=32000, is_llama=True)
+if SMALL:
+    measure("tiny GPT-2", 1, 8, 4, width=16, layers=2, heads=4, kv_heads=4, mlp=32, vocabulary=31, is_llama=False)
+    measure("tiny Llama", 1, 8, 4, width=16, layers=2, heads=4, kv_heads=2, mlp=32, vocabulary=31, is_llama=True)
+else:
+    measure("GPT-2 124M", 16, 1024, 20, width=768, layers=12, heads=12, kv_heads=12, mlp=3072, vocabulary=50304, is_llama=False)
+    measure("Llama 1.1B", 4, 2048, 12, width=2048, layers=22, heads=32, kv_heads=4, mlp=5632, vocabulary=32000, is_llama=True)
