@@ -142,7 +142,8 @@ Device agree_on_device(const MpiSession& session, Start& start) {
     const bool may_share = std::getenv("LLM_SHARE_DEVICE") != nullptr;
     const DeviceChoice choice = choose_device(asked, found, start.facts, may_share);
     is_cuda = choice.is_cuda;
-    if (!choice.note.empty()) start.loaded.notes.push_back(choice.note);
+    const bool is_quiet = start.loaded.config.logging.progress == "off";
+    if (!choice.note.empty() && !is_quiet) start.loaded.notes.push_back(choice.note);
     start.backend = resolve_backend(start.loaded, is_cuda ? own.n_devices : 0);
     for (std::size_t rank = 0; rank < found.size() && is_cuda; ++rank) {
       start.facts[rank].device = device_text(found[rank]);
