@@ -35,7 +35,8 @@ class Check(unittest.TestCase):
         lines = run("ldd", self.bundle / "gpu_check", env=BARE).stdout.splitlines()
         others = [line for line in lines if not C_LIBRARY.search(line) and str(self.bundle) not in line]
         self.assertEqual(others, [])
-        self.assertEqual([line for line in lines if "mpi" in line], [])
+        names = [line.split()[0] for line in lines]  # a folder may be called anything
+        self.assertEqual([name for name in names if "mpi" in name], [])
 
     def test_everything_passes_on_an_emulated_device_and_ends_with_a_table(self):
         done = run(self.bundle / "check.sh", self.bundle, "--small", env=EMULATED)
