@@ -6,6 +6,7 @@
 #include "src/model/init.h"
 #include "tensor/ops/adamw.h"
 #include "tensor/ops/elementwise.h"
+#include "tensor/upload.h"
 
 namespace llm {
 namespace {
@@ -54,25 +55,19 @@ bool is_mlp(Role role) {
 /// needs little memory beside them.
 void draw_rounded(const ParameterSpec& spec, const InitialValues& source, Range elements,
                   MutView values) {
-  const bool is_on_device = values.device() == Device::cuda;
-  if (values.dtype() == Dtype::f32 && !is_on_device) {
+  if (values.dtype() == Dtype::f32 && values.device() == Device::cpu) {
     source(spec, elements, values);
     return;
   }
   constexpr std::int64_t n_at_a_time = 1 << 20;
-  const bool is_rounded = values.dtype() != Dtype::f32;
-  const Storage exact = Storage::pinned(f32_bytes(std::min(n_at_a_time, elements.size())));
-  const Storage uploaded(is_on_device && is_rounded ? exact.n_bytes() : 0, values.device());
+  const Storage exact(f32_bytes(std::min(n_at_a_time, elements.size())));
   Queue queue(values.device());
   for (std::int64_t begin = elements.begin; begin < elements.end; begin += n_at_a_time) {
     const Range some{begin, std::min(begin + n_at_a_time, elements.end)};
     const MutView drawn = exact.view(Dtype::f32, {some.size()});
-    const MutView there =
-        is_on_device && is_rounded ? uploaded.view(Dtype::f32, {some.size()}) : drawn;
-    const MutView into = part(values, begin - elements.begin, {some.size()});
     source(spec, some, drawn);
-    if (is_on_device) copy(queue, drawn, is_rounded ? there : into);
-    if (is_rounded) convert(queue, there, into);
+    const Upload there(queue, drawn);
+    convert(queue, there.view(), part(values, begin - elements.begin, {some.size()}));
     queue.finish();
   }
 }

@@ -96,23 +96,24 @@ SquareSums::SquareSums(Group& pipeline, Group& owners, Group& tensor, Plan plan,
 
 void SquareSums::enqueue(Queue& queue, std::size_t bucket) {
   const std::vector<OwnedPiece>& pieces = state_.shard().pieces[bucket];
+  const bool is_on_device = state_.device() != Device::cpu;
+  const MutView sums = doubles(is_on_device ? device_sums_ : chunk_sums_);
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const Range elements = pieces[i].elements;
     const std::int64_t n_counted = state_.specs()[state_.spec_of(pieces[i].tensor)].n_counted;
     const std::int64_t n = std::min(elements.size(), n_counted - elements.begin);
     if (n <= 0) continue;  // another rank counts them; their sums stay 0
-    const View gradient = part(state_.gradient(pieces[i]), 0, {n});
-    const MutView sums = part(doubles(chunk_sums_), slots_[bucket][i], {n_chunks(n)});
-    if (state_.device() == Device::cpu) {
-      sum_of_squares(queue, gradient, sums);
-      continue;
-    }
-    const MutView there = part(doubles(device_sums_), slots_[bucket][i], {n_chunks(n)});
-    sum_of_squares(queue, gradient, there);
-    queue.read_back("squares_read", there, [sums](View values) {
-      std::copy_n(values.as<double>(), values.n_elements(), sums.as<double>());
-    });
+    sum_of_squares(queue, part(state_.gradient(pieces[i]), 0, {n}),
+                   part(sums, slots_[bucket][i], {n_chunks(n)}));
   }
+  if (!is_on_device || pieces.empty()) return;
+  // The slots of a bucket's pieces follow each other.
+  const std::int64_t first = slots_[bucket].front();
+  const std::int64_t end = slots_[bucket].back() + n_chunks(pieces.back().elements.size());
+  const MutView here = part(doubles(chunk_sums_), first, {end - first});
+  queue.read_back("squares_read", part(sums, first, {end - first}), [here](View read) {
+    std::copy_n(read.as<double>(), read.n_elements(), here.as<double>());
+  });
 }
 
 Task<double> SquareSums::total(std::int64_t step) {

@@ -13,6 +13,8 @@ class Upload {
   /// On the CPU the elements stay as they are meanwhile; else they may change once this returns.
   Upload(Queue& queue, const View& x);
   View view() const { return view_; }
+  /// The copy is done: gives back the memory that it was made from.
+  void landed() { pinned_ = Storage(); }
 
  private:
   Storage pinned_;

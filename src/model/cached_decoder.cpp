@@ -1,9 +1,10 @@
 #include "src/model/cached_decoder.h"
 
+#include <cstring>
+
 #include "src/model/block_parts.h"
 #include "src/model/mlp.h"
 #include "tensor/ops/attention_step.h"
-#include "tensor/ops/elementwise.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/upload.h"
 
@@ -16,8 +17,8 @@ CachedDecoder::CachedDecoder(const Decoder& decoder, std::vector<Values> values,
       capacity_(capacity),
       queue_(queue),
       cache_(cache_bytes(decoder.config(), capacity), queue.device()),
-      logits_(decoder.config().vocab_size * 4, queue.device()) {
-  if (queue.device() != Device::cpu) read_ = Storage::pinned(logits_.n_bytes());
+      logits_(decoder.config().vocab_size * 4, queue.device()),
+      read_(logits_.n_bytes()) {
   const ModelConfig& config = decoder.config();
   CHECK_CONTRACT(config.compute == Dtype::f32, "keys and values are kept in f32");
   CHECK_CONTRACT(config.tp.size == 1, "text needs the whole model in one place");
@@ -45,8 +46,7 @@ View CachedDecoder::read(std::span<const std::int32_t> tokens) {
   } else {
     for (const std::int32_t& token : tokens) read_some({&token, 1});
   }
-  const Storage& here = queue_.device() == Device::cpu ? logits_ : read_;
-  return here.view(Dtype::f32, {1, decoder_.config().vocab_size});
+  return read_.view(Dtype::f32, {1, decoder_.config().vocab_size});
 }
 
 void CachedDecoder::read_some(std::span<const std::int32_t> tokens) {
@@ -61,7 +61,7 @@ void CachedDecoder::read_some(std::span<const std::int32_t> tokens) {
       .queue = queue_, .scratch = scratch_, .batch = 1, .seq_len = n, .training = false};
   const MutView x = hidden_.view(Dtype::f32, {n, config.hidden_size});
   const View ids(tokens.data(), {n});
-  if (queue_.device() != Device::cpu) check_tokens(ids, config.vocab_size);
+  check_tokens(ids, config.vocab_size);
   const Upload there(queue_, ids);
   embed(pass, there.view(), x);
   for (std::int64_t layer = 0; layer < config.n_layers; ++layer) block(pass, layer, x);
@@ -69,9 +69,10 @@ void CachedDecoder::read_some(std::span<const std::int32_t> tokens) {
   decoder_.head_logits(pass, values_.back(),
                        part(View(x), (n - 1) * config.hidden_size, {1, config.hidden_size}),
                        logits);
-  if (queue_.device() != Device::cpu) {
-    copy(queue_, logits, read_.view(Dtype::f32, logits.shape()));
-  }
+  queue_.read_back("logits_read", logits, [this](View read) {
+    std::memcpy(read_.view(Dtype::f32, read.shape()).data(), read.data(),
+                static_cast<std::size_t>(read.n_bytes()));
+  });
   queue_.finish();
   n_read_ += n;
 }

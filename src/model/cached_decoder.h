@@ -41,7 +41,7 @@ class CachedDecoder {
   Queue& queue_;
   Storage cache_;   // (n_layers, 2, n_kv_heads, capacity, head_dim): keys, then values
   Storage logits_;  // where the queue works
-  Storage read_;    // on the CPU, where that is elsewhere
+  Storage read_;    // the same, on the CPU
   Storage hidden_;
   Arena scratch_;
   std::int64_t n_rows_ = 0;  // of hidden_ and scratch_

@@ -9,6 +9,7 @@
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/embedding.h"
+#include "tensor/upload.h"
 
 namespace llm {
 namespace {
@@ -18,7 +19,7 @@ namespace {
 Storage sinusoid_table(const ModelConfig& config, Device device) {
   constexpr double amplitude = 0.02 * 1.4142135623730951;
   const std::int64_t c = config.hidden_size;
-  const Storage sines = Storage::pinned(config.max_seq_len * c * 4);
+  const Storage sines(config.max_seq_len * c * 4);
   auto* table = sines.view(Dtype::f32, {config.max_seq_len, c}).as<float>();
   for (std::int64_t t = 0; t < config.max_seq_len; ++t) {
     for (std::int64_t i = 0; i < c; ++i) {
@@ -31,13 +32,8 @@ Storage sinusoid_table(const ModelConfig& config, Device device) {
   const Shape shape{config.max_seq_len, c};
   Storage storage(position_table_bytes(config), device);
   Queue queue(device);
-  const Storage uploaded(device == Device::cpu ? 0 : sines.n_bytes(), device);
-  MutView exact = sines.view(Dtype::f32, shape);
-  if (device != Device::cpu) {
-    exact = uploaded.view(Dtype::f32, shape);
-    copy(queue, sines.view(Dtype::f32, shape), exact);
-  }
-  convert(queue, exact, storage.view(config.compute, shape));
+  const Upload exact(queue, sines.view(Dtype::f32, shape));
+  convert(queue, exact.view(), storage.view(config.compute, shape));
   queue.finish();
   return storage;
 }

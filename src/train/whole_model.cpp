@@ -32,8 +32,10 @@ std::vector<Values> WholeModel::values(Device device) {
   if (device != Device::cpu) {
     Queue queue(device);
     for (View& view : views) {
-      view = uploads_.emplace_back(queue, view).view();
+      Upload& there = uploads_.emplace_back(queue, view);
+      view = there.view();
       queue.finish();
+      there.landed();
     }
   }
   const std::vector<ParameterUse> uses = parameter_uses(config_);
