@@ -420,6 +420,9 @@ TEST_CASE("what NCCL's kernels need of CUDA is in the environment, but for what 
   CHECK(std::string(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) == "32");
   CHECK(std::string(std::getenv("CUDA_MODULE_LOADING")) == "EAGER");
   CHECK(std::string(std::getenv("NCCL_DEBUG")) == "INFO");
+  unsetenv("NCCL_DEBUG");
+  set_nccl_environment();
+  CHECK(std::string(std::getenv("NCCL_DEBUG")) == "WARN");
 }
 
 }  // namespace llm

@@ -184,7 +184,21 @@ TEST_CASE("on devices: tensor-parallel ranks agree with one rank") {
     const Outcome by_host = run_on_device(settings, 3, Wire::host);
     check_near(by_host, expected);
     check_same(run_on_device(settings, 4, Wire::nccl), by_host);
+    set_pipeline(settings, {.schedule = ScheduleKind::one_f_one_b_pairs, .n_ranks = 1});
+    check_same(run_on_device(settings, 5, Wire::nccl), by_host);
   }
+}
+
+TEST_CASE("on devices: a grid of all three agrees with one rank") {
+  const Settings alone = parity_settings(parity_gpt2(0.1f), 1, {1, 1}, 2, 2);
+  Settings settings = parity_settings(parity_gpt2(0.1f), 2, {1, 1}, 1, 2);
+  settings.grid.pp = 2;
+  settings.grid.tp = 2;
+  settings.zero_stage = 1;
+  set_pipeline(settings, {.n_ranks = 2});
+  const Outcome by_nccl = run_on_device(settings, 6, Wire::nccl);
+  check_near(by_nccl, run_on_device(alone, 1));
+  check_same(run_on_device(settings, 7, Wire::host), by_nccl);
 }
 
 TEST_CASE("on devices: ranks that share out a mixture's experts agree with one rank") {
