@@ -193,8 +193,11 @@ Arena DecoderCompute::take(std::vector<Arena>& free, std::int64_t n_bytes) const
   return arena;
 }
 
-Task<> DecoderCompute::acquire(std::int64_t step, std::int64_t layer) {
+Task<> DecoderCompute::acquire(Queue& queue, std::int64_t step, std::int64_t layer) {
   if (parameters_ == nullptr) co_return;
+  // What is in the queue may go to the device now or with what follows, as messages come: graphs
+  // end where they would end if it had to wait.
+  queue.end_graph();
   co_await parameters_->acquire(step, layer);
   if (parameters_->moves()) values_.insert_or_assign(layer, state_.values(layer));
 }
@@ -239,7 +242,7 @@ Task<MutView> DecoderCompute::forward(const ForwardWork& work) {
 
 Task<> DecoderCompute::forward_layer(const Lane& lane, const ForwardWork& work,
                                      std::int64_t layer) {
-  co_await acquire(work.at.step, layer);
+  co_await acquire(lane.queue, work.at.step, layer);
   InFlight& flight = in_flight(work.at);
   const Pass p = pass_of(lane, work.at);
   if (layer == embedding_layer) {
@@ -278,7 +281,7 @@ Task<> DecoderCompute::backward_layer(const Lane& lane, const BackwardWork& work
     embed_backward(lane, p, work);
     co_return;
   }
-  co_await acquire(work.at.step, layer);
+  co_await acquire(lane.queue, work.at.step, layer);
   if (work.kind == Action::Kind::backward_weight) {
     block_backward_weight(lane, p, work.at, layer);
     co_return;
@@ -453,19 +456,19 @@ Task<> DecoderCompute::validate(std::int64_t step, int chunk, const Microbatch& 
   Pass p = pass(lane, {microbatch.batch, microbatch.first_sample, 0, false});
   p.most_tokens = plan_.largest_microbatch * plan_.seq_len;  // others' may be larger than this one
   if (has(chunk, embedding_layer)) {
-    co_await acquire(step, embedding_layer);
+    co_await acquire(queue_, step, embedding_layer);
     decoder_.embed(p, values(embedding_layer), microbatch.tokens, x);
     give_back(lane, embedding_layer);
   }
   const Range blocks = blocks_of(chunk);
   for (std::int64_t layer = blocks.begin; layer < blocks.end; ++layer) {
-    co_await acquire(step, layer);
+    co_await acquire(queue_, step, layer);
     decoder_.block(p, layer, values(layer), x);
     give_back(lane, layer);
   }
   const std::int64_t head = head_layer(decoder_.config());
   if (!has(chunk, head)) co_return;
-  co_await acquire(step, head);
+  co_await acquire(queue_, step, head);
   decoder_.head_loss(p, values(head), x, microbatch.labels, loss);
   give_back(lane, head);
 }

@@ -111,7 +111,7 @@ class DecoderCompute : public StageCompute {
   void block_backward(const Lane& lane, const Pass& p, const BackwardWork& work,
                       std::int64_t layer);
   void block_backward_weight(const Lane& lane, const Pass& p, const At& at, std::int64_t layer);
-  Task<> acquire(std::int64_t step, std::int64_t layer);
+  Task<> acquire(Queue& queue, std::int64_t step, std::int64_t layer);
   void give_back(const Lane& lane, std::int64_t layer);
   void release_held(std::vector<std::int64_t>& held);
   void accumulate(Queue& queue, std::int64_t layer, int m, GradientPart part);

@@ -5,7 +5,11 @@ namespace llm {
 Alternation::Alternation(Queue& queue, std::array<const char*, 2> names)
     : queue_(queue),
       lanes_{Lane{Queue(queue.device(), queue.pool(), names[0])},
-             Lane{Queue(queue.device(), queue.pool(), names[1])}} {}
+             Lane{Queue(queue.device(), queue.pool(), names[1])}} {
+  for (Lane& lane : lanes_) {
+    if (queue.uses_graphs()) lane.queue.use_graphs(1);  // for keys; `queue` makes the graphs
+  }
+}
 
 bool Alternation::move_turn(Lane& lane) {
   const std::size_t n_before = lane.queue.n_ops();

@@ -4,8 +4,10 @@
 
 #include <chrono>
 #include <utility>
+#include <vector>
 
 #include "tensor/cuda/device_stream.h"
+#include "tensor/cuda/op_graphs.h"
 
 namespace llm {
 namespace {
@@ -39,6 +41,26 @@ void Queue::issue(const char* op, std::function<void(cudaStream_t)> put) {
   CHECK_CONTRACT(device_ == Device::cuda, "work is issued to a device");
   ops_.push_back({op, 0, 1, nullptr, nullptr, &observer_,
                   [put = std::move(put)](DeviceStream& stream) { put(stream.stream()); }});
+}
+
+void Queue::issue(const char* op, OpKey key, PutRepeated put) {
+  CHECK_CONTRACT(device_ == Device::cuda, "work is issued to a device");
+  Op one{op, 0, 1, nullptr, nullptr, &observer_};
+  one.keyed = std::make_shared<const KeyedOp>(std::move(key), std::move(put));
+  ops_.push_back(std::move(one));
+}
+
+void Queue::use_graphs(int least_ops) {
+  CHECK_CONTRACT(device_ == Device::cuda && least_ops > 0, "graphs are of a device's queue");
+  least_graph_ops_ = least_ops;
+}
+
+void Queue::end_graph() {
+  if (!ops_.empty()) ops_.back().ends_graph = true;
+}
+
+Queue::GraphCounts Queue::graph_counts() const {
+  return graphs_ ? graphs_->counts() : GraphCounts();
 }
 
 void Queue::read_back(const char* op, View x, std::function<void(View)> then) {
@@ -85,6 +107,7 @@ bool Queue::issue_op() {
   if (ops_.empty()) return false;
   const std::function<bool()>& is_open = ops_.front().is_open;
   if (is_open && (!stream_->is_done() || !is_open())) return false;
+  if (uses_graphs() && issue_graph()) return true;
   const Op op = std::move(ops_.front());
   ops_.pop_front();
   if (op.is_open) return true;
@@ -94,8 +117,31 @@ bool Queue::issue_op() {
   }
   current_op_.store(op.name, std::memory_order_relaxed);
   stream_->observe(op.name, op.observer);
-  op.issue(*stream_);
+  if (op.keyed) {
+    op.keyed->put(stream_->stream(), nullptr);
+  } else {
+    op.issue(*stream_);
+  }
   stream_->end_observed();
+  return true;
+}
+
+bool Queue::may_be_in_graph(const Op& op) const {
+  return op.keyed != nullptr && !*op.observer;
+}
+
+bool Queue::issue_graph() {
+  std::vector<std::shared_ptr<const KeyedOp>> run;
+  for (const Op& op : ops_) {
+    if (!may_be_in_graph(op)) break;
+    run.push_back(op.keyed);
+    if (op.ends_graph) break;
+  }
+  if (static_cast<int>(run.size()) < least_graph_ops_) return false;
+  current_op_.store(ops_.front().name, std::memory_order_relaxed);
+  ops_.erase(ops_.begin(), ops_.begin() + static_cast<std::ptrdiff_t>(run.size()));
+  if (!graphs_) graphs_ = std::make_unique<OpGraphs>(*stream_);
+  graphs_->issue(run);
   return true;
 }
 

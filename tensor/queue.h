@@ -13,6 +13,9 @@ using cudaStream_t = struct CUstream_st*;
 namespace llm {
 
 class DeviceStream;
+class OpGraphs;
+struct KeyedOp;
+struct OpKey;
 
 /// Work in order, one queue a stream of it (a CUDA stream on a device). An op called with a queue
 /// puts its tiles at the end and returns at once; the views it was given must stay valid until the
@@ -50,6 +53,24 @@ class Queue {
   void work(const char* op, std::function<void()> run);
   /// Of a device's queue: `put` puts work into the stream that it is given, and returns.
   void issue(const char* op, std::function<void(cudaStream_t stream)> put);
+  /// The same for an op that a graph may repeat: ops of equal keys are the same op. `put` reads
+  /// what the key leaves out, its numbers, on the device at `numbers`, unless that is nullptr.
+  using PutRepeated = std::function<void(cudaStream_t stream, const std::int64_t* numbers)>;
+  void issue(const char* op, OpKey key, PutRepeated put);
+  /// Of a device's queue: ops with keys that come one after another, `least_ops` and more of them,
+  /// go to the device as one CUDA graph once they have come before. Not while they are observed.
+  void use_graphs(int least_ops);
+  bool uses_graphs() const { return least_graph_ops_ > 0; }
+  /// What is in the queue and what is put in after this are not in one graph.
+  void end_graph();
+  struct GraphCounts {
+    std::int64_t n_captured = 0;
+    std::int64_t n_launched = 0;
+    std::int64_t n_ops_launched = 0;  ///< in those
+    std::int64_t n_ops_new = 0;       ///< issued one by one, since they came for the first time
+    bool operator==(const GraphCounts&) const = default;
+  };
+  GraphCounts graph_counts() const;
   /// Calls `then` on the loop's thread with x on the CPU, as it is when everything put in before
   /// has run; valid during the call.
   void read_back(const char* op, View x, std::function<void(View)> then);
@@ -96,9 +117,13 @@ class Queue {
     std::function<bool()> is_open = nullptr;  // of a wait
     const Observer* observer = nullptr;
     std::function<void(DeviceStream&)> issue = nullptr;  // on a device
+    std::shared_ptr<const KeyedOp> keyed = nullptr;      // instead, where a graph may repeat it
+    bool ends_graph = false;
   };
   void run_shared_tile(const Op& op);
   bool issue_op();
+  bool issue_graph();
+  bool may_be_in_graph(const Op& op) const;
 
   Device device_;
   ThreadPool* pool_;
@@ -112,6 +137,8 @@ class Queue {
   std::int64_t shared_begin_ns_ = 0;
   std::int64_t last_tile_ns_ = 0;         ///< end of the last tile on the loop's thread
   std::unique_ptr<DeviceStream> stream_;  // from the first op on that is issued
+  int least_graph_ops_ = 0;               // 0: no graphs
+  std::unique_ptr<OpGraphs> graphs_;      // from the first on; ends before its stream
 };
 
 }  // namespace llm

@@ -322,6 +322,14 @@ void check_offload(LoadedConfig& loaded, bool on_devices, bool spreads_experts) 
   }
 }
 
+void check_graphs(LoadedConfig& loaded, bool on_devices, bool is_traced) {
+  const char* const field = "distributed.cuda_graphs";
+  if (!loaded.config.distributed.cuda_graphs || (on_devices && !is_traced)) return;
+  loaded.notes.push_back(fmt::format(
+      "{}: {}: {}; it changes nothing", loaded.origins.at(field), field,
+      on_devices ? "a trace shows ops one by one" : "ranks on CPUs have no device to issue to"));
+}
+
 std::string resolve_backend(const LoadedConfig& loaded, std::int64_t n_devices) {
   const DistributedConfig& d = loaded.config.distributed;
   if (d.device == "cuda" && n_devices == 0) {

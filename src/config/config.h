@@ -124,6 +124,7 @@ struct DistributedConfig {
   bool fsdp_cpu_offload = false;
   std::int64_t fsdp_prefetch_units = 1;
   bool fsdp_reshard_after_forward = true;
+  bool cuda_graphs = false;
   double collective_timeout_seconds = 1800;
   bool operator==(const DistributedConfig&) const = default;
 };

@@ -91,6 +91,10 @@ void shard_fields(Rows<DistributedConfig>& rows) {
       "fsdp_reshard_after_forward", &D::fsdp_reshard_after_forward,
       "A unit is given back after its use and gathered again for the next one; false keeps it to "
       "its last use in the step: fewer messages, more memory. Never changes the numbers.");
+  rows.add(
+      "cuda_graphs", &D::cuda_graphs,
+      "On devices, runs of ops of a forward or backward that come again with the same memory go "
+      "to the device as one CUDA graph. Never changes the numbers. On CPUs nothing changes.");
 }
 
 }  // namespace

@@ -319,12 +319,20 @@ class Run {
                         "config{}.yaml",
                         stopped ? "stopped by a signal after" : "done:", trainer.n_steps_done(),
                         start_.settings.n_steps, start_.run_dir, start_.suffix, start_.suffix));
+        if (start_.settings.uses_graphs()) say_graphs(trainer.compute().graph_counts());
       }
     } else if (!has_all && trainer.master_server() != nullptr) {
       loop.spawn("master_server", trainer.master_server()->run(pieces));
       loop.run();
     }
     return static_cast<int>(stopped ? ExitCode::stopped : ExitCode::ok);
+  }
+
+  void say_graphs(const Queue::GraphCounts& counts) {
+    progress_->say(
+        fmt::format("CUDA graphs of rank 0: {} captured, launched {} times with {} ops; {} ops "
+                    "went alone, coming for the first time",
+                    counts.n_captured, counts.n_launched, counts.n_ops_launched, counts.n_ops_new));
   }
 
   void say_sample(const Decoder& decoder, const AllValues& values) {
@@ -386,6 +394,7 @@ std::string plan_run(const RunRequest& request, std::int64_t n_ranks, std::int64
                           loaded.config.distributed.device == "cuda";
   if (on_devices) settings.device = Device::cuda;
   check_offload(loaded, on_devices, settings.spreads_experts);
+  check_graphs(loaded, on_devices, !request.trace_dir.empty());
   settings.shares_memory = n_ranks > 1 && n_ranks <= ranks_per_node;
   std::string text;
   for (const std::string& note : loaded.notes) text += "note: " + note + "\n";

@@ -52,6 +52,8 @@ struct Settings {
   GatherPolicy gather_policy;
   /// Under 3 on devices: what a rank owns is in host memory, and updated there.
   bool offloads_parameters = false;
+  /// On devices, so many ops and more that come again are a CUDA graph; 0: none. Changes no bit.
+  int least_graph_ops = 0;
   std::uint64_t seed = 42;
   std::int64_t n_steps = 0;
   std::int64_t first_step = 0;  ///< steps that a checkpoint has done
@@ -62,6 +64,7 @@ struct Settings {
   bool sums_in_place() const { return shares_memory && grid.dp > 1 && device == Device::cpu; }
   /// Whether parameters are there only by unit, for a while.
   bool shares_parameters() const { return zero_stage == 3 && (grid.dp > 1 || offloads()); }
+  bool uses_graphs() const { return least_graph_ops > 0 && device == Device::cuda; }
   /// Whether what a rank owns is on the host, while its device computes.
   bool offloads() const { return offloads_parameters && zero_stage == 3 && device == Device::cuda; }
   /// Where masters and moments are.

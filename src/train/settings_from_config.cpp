@@ -192,6 +192,8 @@ Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool ha
   settings.gather_policy = {.n_ahead = static_cast<int>(config.distributed.fsdp_prefetch_units),
                             .reshard = config.distributed.fsdp_reshard_after_forward};
   settings.offloads_parameters = config.distributed.fsdp_cpu_offload;
+  // A graph's launch takes the host about as long as two or three kernels'.
+  settings.least_graph_ops = config.distributed.cuda_graphs ? 8 : 0;
   settings.threads_per_rank = static_cast<int>(config.distributed.threads_per_rank);
   settings.seed = static_cast<std::uint64_t>(config.training.seed);
   settings.saves.enabled = true;

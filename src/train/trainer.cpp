@@ -63,6 +63,7 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
       decoder_(model_of(settings, transport.rank()), settings.device),
       state_(decoder_.config(), state_shape(settings, transport.rank())),
       n_steps_done_(settings.first_step) {
+  if (settings_.uses_graphs()) compute_.use_graphs(settings_.least_graph_ops);
   if (inputs_.initial_values) {
     state_.initialize(inputs_.initial_values);
   } else {

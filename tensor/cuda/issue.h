@@ -3,6 +3,7 @@
 
 #include "src/base/check.h"
 #include "tensor/cuda/module.h"
+#include "tensor/cuda/op_key.h"
 #include "tensor/ops/router.h"
 #include "tensor/queue.h"
 
@@ -34,9 +35,18 @@ bool issued(Queue& queue, const char* name,
             const Arguments&... arguments) {
   (expect_on(queue.device(), arguments, name), ...);
   if (queue.device() == Device::cpu) return false;
-  queue.issue(name, [kernels = cuda::module().ops.*call, arguments...](cudaStream_t stream) {
-    kernels(stream, arguments...);
-  });
+  const auto kernels = cuda::module().ops.*call;
+  if constexpr ((cuda::is_repeated<Arguments> && ...)) {
+    if (queue.uses_graphs()) {
+      const auto put = [kernels, arguments...](cudaStream_t stream, const std::int64_t* numbers) {
+        kernels(stream, cuda::with_numbers(arguments, numbers)...);
+      };
+      queue.issue(name, cuda::key_of(reinterpret_cast<const void*>(kernels), arguments...), put);
+      return true;
+    }
+  }
+  queue.issue(name,
+              [kernels, arguments...](cudaStream_t stream) { kernels(stream, arguments...); });
   return true;
 }
 

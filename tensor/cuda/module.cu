@@ -169,6 +169,34 @@ void copy_bytes(cudaStream_t stream, const void* from, void* to, std::int64_t n_
         "cudaMemcpyAsync");
 }
 
+void begin_capture(cudaStream_t stream) {
+  // Of this thread alone: no other one works with the device.
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+}
+
+cudaGraphExec_t end_capture(cudaStream_t stream) {
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
+  cudaGraphDestroy(graph);
+  check(error, "cudaGraphInstantiate");
+  return executable;
+}
+
+void cancel_capture(cudaStream_t stream) {
+  cudaGraph_t graph = nullptr;
+  if (cudaStreamEndCapture(stream, &graph) == cudaSuccess) cudaGraphDestroy(graph);
+}
+
+void launch_graph(cudaGraphExec_t graph, cudaStream_t stream) {
+  check(cudaGraphLaunch(graph, stream), "cudaGraphLaunch");
+}
+
+void destroy_graph(cudaGraphExec_t graph) {
+  cudaGraphExecDestroy(graph);
+}
+
 constexpr RuntimeCalls runtime_calls() {
   return {.why_none = why_none,
           .n_devices = n_devices,
@@ -188,12 +216,18 @@ constexpr RuntimeCalls runtime_calls() {
           .record = record,
           .is_reached = is_reached,
           .elapsed_ns = elapsed_ns,
-          .copy = copy_bytes};
+          .copy = copy_bytes,
+          .begin_capture = begin_capture,
+          .end_capture = end_capture,
+          .cancel_capture = cancel_capture,
+          .launch_graph = launch_graph,
+          .destroy_graph = destroy_graph};
 }
 
 constexpr OpCalls op_calls() {
   return {.convert = convert,
           .fill = fill,
+          .write_numbers = write_numbers,
           .add = add,
           .add_rows = add_rows,
           .activation_forward = activation_forward,

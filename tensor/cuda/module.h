@@ -6,6 +6,7 @@
 #include "tensor/view.h"
 
 using cudaEvent_t = struct CUevent_st*;
+using cudaGraphExec_t = struct CUgraphExec_st*;
 
 namespace llm::cuda {
 
@@ -54,6 +55,16 @@ struct RuntimeCalls {
 
   /// Between device and pinned memory, or within the device.
   void (*copy)(cudaStream_t stream, const void* from, void* to, std::int64_t n_bytes);
+
+  /// What ops put into the stream from here on does not run but becomes a graph. They may allocate
+  /// what they release, and wait for nothing.
+  void (*begin_capture)(cudaStream_t stream);
+  cudaGraphExec_t (*end_capture)(cudaStream_t stream);
+  /// After an error of what was put in.
+  void (*cancel_capture)(cudaStream_t stream);
+  void (*launch_graph)(cudaGraphExec_t graph, cudaStream_t stream);
+  /// When no launch of it is in a stream any more.
+  void (*destroy_graph)(cudaGraphExec_t graph);
 };
 
 /// The ops of tensor/cuda/ops.h.
@@ -61,6 +72,7 @@ struct OpCalls {
 #define LLM_CUDA_OP(name) decltype(&cuda::name) name
   LLM_CUDA_OP(convert);
   LLM_CUDA_OP(fill);
+  LLM_CUDA_OP(write_numbers);
   LLM_CUDA_OP(add);
   LLM_CUDA_OP(add_rows);
   LLM_CUDA_OP(activation_forward);

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstddef>
 #include <cstdint>
 
 #include "tensor/ops/activation.h"
@@ -25,6 +26,14 @@ using cudaStream_t = struct CUstream_st*;
 /// attention and experts' layers have kernels for tensor cores beside those
 /// (tensor/cuda/attention_mma.h, grouped_mma.h).
 namespace llm::cuda {
+
+/// What ops of a graph read that is new at each of its launches (tensor/cuda/op_graphs.h).
+struct GraphNumbers {
+  static constexpr std::size_t most = 64;
+  std::int64_t values[most] = {};
+};
+/// Sets to[0 .. most).
+void write_numbers(cudaStream_t stream, const GraphNumbers& numbers, std::int64_t* to);
 
 void copy(cudaStream_t stream, View x, MutView y);
 void convert(cudaStream_t stream, View x, MutView y);

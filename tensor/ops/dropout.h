@@ -19,9 +19,13 @@ struct Dropout {
   std::int64_t first_row = 0;     ///< of the batch's rows, where x begins
   std::int32_t layer = 0;
   std::int32_t site = 0;  ///< which dropout of the layer
+  /// On a device, where not nullptr: step and first_sample are read there when the kernel runs.
+  const std::int64_t* numbers = nullptr;
   LLM_HOST_DEVICE std::uint64_t key(std::int64_t sample_in_batch) const {
-    std::uint64_t key = mix_key(seed, static_cast<std::uint64_t>(step));
-    key = mix_key(key, static_cast<std::uint64_t>(first_sample + sample_in_batch));
+    const std::int64_t first = numbers == nullptr ? first_sample : numbers[1];
+    std::uint64_t key =
+        mix_key(seed, static_cast<std::uint64_t>(numbers == nullptr ? step : numbers[0]));
+    key = mix_key(key, static_cast<std::uint64_t>(first + sample_in_batch));
     key = mix_key(key, static_cast<std::uint64_t>(layer));
     return mix_key(key, static_cast<std::uint64_t>(site));
   }

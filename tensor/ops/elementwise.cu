@@ -29,6 +29,10 @@ __global__ void fill_kernel(float value, Y* y, std::int64_t n) {
   for (std::int64_t i = first_element(); i < n; i += element_stride()) y[i] = round_to<Y>(value);
 }
 
+__global__ void write_numbers_kernel(GraphNumbers numbers, std::int64_t* to) {
+  if (threadIdx.x < GraphNumbers::most) to[threadIdx.x] = numbers.values[threadIdx.x];
+}
+
 template <typename X, typename Y, bool is_whole>
 __global__ void add_kernel(const X* x, Y* y, std::int64_t n_elements) {
   constexpr int n = pack_of_two<X, Y>;
@@ -92,6 +96,11 @@ void fill(cudaStream_t stream, float value, MutView y) {
     using Y = decltype(to);
     launch(stream, grid_of(n), fill_kernel<Y>, value, y.as<Y>(), n);
   });
+}
+
+void write_numbers(cudaStream_t stream, const GraphNumbers& numbers, std::int64_t* to) {
+  static_assert(GraphNumbers::most <= block_threads);
+  launch(stream, Grid{}, write_numbers_kernel, numbers, to);
 }
 
 void add(cudaStream_t stream, View x, MutView y) {

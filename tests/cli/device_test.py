@@ -36,11 +36,12 @@ class Devices(program.ProgramTest):
     def test_ranks_with_devices_have_the_bits_of_one_through_the_host(self):
         batch = ["training.batch_size=2", "distributed.pp_n_microbatches=2", "distributed.backend=mpi"]
         self.train("one", *SMALL, CUDA, *batch, env=EMULATED, timeout=120)
-        two = [*batch[1:], "training.batch_size=1", "distributed.pp_n_microbatches=1"]
+        two = [*batch[1:], "training.batch_size=1", "distributed.pp_n_microbatches=1", "distributed.cuda_graphs=true"]
         done = self.train("two", *SMALL, CUDA, *two, "distributed.parallel_strategy=zero", "distributed.zero_stage=2",
                           ranks=2, env=SHARED, timeout=120)
         self.check_same("two")
         self.assertIn("emulated device 0000:00:00.0", done.out)
+        self.assertRegex(done.out, "CUDA graphs of rank 0: [0-9]+ captured, launched [1-9][0-9]* times with [0-9]+ ops")
 
     def test_text_is_written_on_a_device(self):
         self.train("run", *SMALL, "training.max_steps=1")

@@ -285,6 +285,26 @@ TEST_CASE("a task says what it needs, and other tasks are refused by name") {
         "stream_lm?");
 }
 
+TEST_CASE("graphs change nothing on CPUs and under a trace, which a note says") {
+  const auto notes = [](bool on_devices, bool is_traced) {
+    LoadedConfig loaded = load("distributed: {cuda_graphs: true}\n");
+    check_graphs(loaded, on_devices, is_traced);
+    return loaded.notes;
+  };
+  CHECK(notes(true, false).empty());
+  CHECK(notes(true, true) ==
+        std::vector<std::string>{
+            "c.yaml:1:15: distributed.cuda_graphs: a trace shows ops one by one; "
+            "it changes nothing"});
+  CHECK(
+      notes(false, false) ==
+      std::vector<std::string>{"c.yaml:1:15: distributed.cuda_graphs: ranks on CPUs have no device "
+                               "to issue to; it changes nothing"});
+  LoadedConfig without = load("distributed: {device: cpu}\n");
+  check_graphs(without, false, false);
+  CHECK(without.notes.empty());
+}
+
 TEST_CASE("offloading changes nothing on CPUs, and is refused where devices own experts") {
   const std::string yaml = "distributed: {parallel_strategy: fsdp, fsdp_cpu_offload: true}\n";
   LoadedConfig fsdp = load(yaml);

@@ -6,7 +6,9 @@
 
 #include "src/base/error.h"
 #include "tensor/alternation.h"
+#include "tensor/cuda/op_graphs.h"
 #include "tensor/ops/adamw.h"
+#include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/queue.h"
 #include "tensor/storage.h"
@@ -177,6 +179,131 @@ TEST_CASE("copies to memory that is not pinned, and other queues without word, a
   add(other, x, x);
   one.run_tile();
   CHECK_THROWS_AS(other.run_tile(), emulator::EmulatorError);
+}
+
+/// x = 1, then three times x = x + x, and what the device has then.
+float doubled_thrice(Queue& queue, const MutView& x) {
+  fill(queue, 1, x);
+  for (int i = 0; i < 3; ++i) add(queue, x, x);
+  float seen = 0;
+  queue.read_back("read", x, [&](View values) { seen = values.as<float>()[n - 1]; });
+  queue.finish();
+  return seen;
+}
+
+TEST_CASE("a run of ops that comes again is a graph, with what it gives op by op") {
+  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    test::EmulatedModule emulated(seed);
+    const Storage there(2 * n * 4, Device::cuda);
+    const MutView x = there.view(Dtype::f32, {n});
+    const MutView y = there.view(Dtype::f32, {n}, n * 4);
+    Queue queue(Device::cuda);
+    queue.use_graphs(4);
+    for (int i = 0; i < 4; ++i) CHECK(doubled_thrice(queue, x) == 8);
+    CHECK(queue.graph_counts() == Queue::GraphCounts{1, 3, 12, 4});
+    // Other memory is another run.
+    for (int i = 0; i < 2; ++i) CHECK(doubled_thrice(queue, y) == 8);
+    CHECK(queue.graph_counts() == Queue::GraphCounts{2, 4, 16, 8});
+    // So is another parameter: fill's value.
+    fill(queue, 3, x);
+    for (int i = 0; i < 3; ++i) add(queue, x, x);
+    queue.finish();
+    CHECK(queue.graph_counts() == Queue::GraphCounts{2, 4, 16, 12});
+  }
+}
+
+TEST_CASE("graphs end at notifications, where they are told to, and are not made of few ops") {
+  test::EmulatedModule emulated(11);
+  const Storage there(n * 4, Device::cuda);
+  const MutView x = there.view(Dtype::f32, {n});
+  Queue queue(Device::cuda);
+  queue.use_graphs(2);
+  std::vector<Queue::GraphCounts> told;
+  for (int i = 0; i < 2; ++i) {
+    add(queue, x, x);
+    add(queue, x, x);
+    queue.notify([&] { told.push_back(queue.graph_counts()); });
+    add(queue, x, x);
+    queue.end_graph();
+    for (int k = 0; k < 3; ++k) add(queue, x, x);
+    queue.finish();
+  }
+  CHECK(queue.graph_counts() == Queue::GraphCounts{2, 2, 5, 5});
+  CHECK(told.size() == 2);
+}
+
+TEST_CASE("ops that are observed, and AdamW's, are in no graph") {
+  test::EmulatedModule emulated(12);
+  const Storage there(n * 4, Device::cuda);
+  const MutView x = there.view(Dtype::f32, {n});
+  Queue queue(Device::cuda);
+  queue.use_graphs(1);
+  AdamwStep step{};
+  step.t = 1;
+  for (int i = 0; i < 2; ++i) adamw(queue, step, x, x, x, x);
+  queue.finish();
+  queue.observe([](const char*, std::int64_t, std::int64_t) {});
+  for (int i = 0; i < 2; ++i) doubled_thrice(queue, x);
+  CHECK(queue.graph_counts() == Queue::GraphCounts{});
+}
+
+TEST_CASE("a graph reads dropout's step and samples anew") {
+  test::EmulatedModule emulated(13);
+  const Storage there(2 * n * 4, Device::cuda);
+  const MutView x = there.view(Dtype::f32, {10, n / 10});
+  const MutView y = there.view(Dtype::f32, {10, n / 10}, n * 4);
+  Queue with(Device::cuda);
+  Queue without(Device::cuda);
+  with.use_graphs(2);
+  const auto masks = [&](Queue& queue, std::int64_t step) {
+    std::vector<float> seen;
+    fill(queue, 1, x);
+    for (const std::int64_t first_sample : {step, step + 7, step}) {
+      const Dropout dropout{.p = 0.5f, .seed = 3, .step = step, .first_sample = first_sample};
+      dropout_forward(queue, dropout, 5, x, y, y);
+    }
+    queue.read_back("read", y, [&](View values) { seen = copied(values); });
+    fill(queue, 0, y);
+    queue.finish();
+    return seen;
+  };
+  for (std::int64_t step = 0; step < 4; ++step) CHECK(masks(with, step) == masks(without, step));
+  CHECK(with.graph_counts() == Queue::GraphCounts{1, 3, 12, 4});
+}
+
+TEST_CASE("the runs used last are kept, and graphs go when the device is done with them") {
+  test::EmulatedModule emulated(14);
+  const std::int64_t n_runs = static_cast<std::int64_t>(OpGraphs::most_runs) + 10;
+  const Storage there(n_runs * 64, Device::cuda);
+  Queue queue(Device::cuda);
+  queue.use_graphs(1);
+  const auto use = [&](std::int64_t run) {
+    fill(queue, 1, there.view(Dtype::f32, {1}, run * 64));
+    queue.notify([] {});
+  };
+  for (std::int64_t run = 0; run < n_runs; ++run) {
+    use(run);
+    use(run);
+  }
+  queue.finish();
+  CHECK(queue.graph_counts().n_captured == n_runs);
+  use(n_runs - 1);
+  use(0);
+  queue.finish();
+  CHECK(queue.graph_counts().n_launched == n_runs + 1);
+}
+
+TEST_CASE("an op that cannot be in a graph says so, and the queue can end") {
+  test::EmulatedModule emulated(15);
+  Queue queue(Device::cuda);
+  queue.use_graphs(1);
+  const auto put = [](cudaStream_t stream, const std::int64_t*) {
+    cuda::module().runtime.synchronize(stream);
+  };
+  queue.issue("work", OpKey{"key", {}}, put);
+  queue.finish();
+  queue.issue("work", OpKey{"key", {}}, put);
+  CHECK_THROWS_WITH(queue.finish(), Catch::Contains("whose work is captured"));
 }
 
 TEST_CASE("without the module nothing can be on a device") {

@@ -93,6 +93,16 @@ void check_pipelines(Report& report) {
   }
 }
 
+void check_graphs(Report& report) {
+  Settings settings = parity_settings(parity_gpt2(0.1f), 1, {1}, 2, 4);
+  const Outcome without = run_on(Device::cuda, settings, 1);
+  settings.least_graph_ops = 3;
+  const Outcome with = run_on(Device::cuda, settings, 1);
+  report_same(report, "CUDA graphs", with, without);
+  report.line("CUDA graphs: launched", static_cast<double>(with.graphs[0].n_launched), "times",
+              at_least(1));
+}
+
 void check_tensor_parallel(Report& report) {
   const Settings one = parity_settings(parity_llama(0.1f), 1, {2}, 2, 2);
   const Outcome alone = run_on(Device::cuda, one, 1);
@@ -150,10 +160,14 @@ void check_little(Report& report) {
 }  // namespace
 
 void check_parity(const Options& options, Report& report) {
-  if (options.is_small) return check_little(report);
+  if (options.is_small) {
+    check_little(report);
+    return check_graphs(report);
+  }
   check_models(report);
   check_data_parallel(report);
   check_pipelines(report);
+  check_graphs(report);
   check_tensor_parallel(report);
   check_experts(report);
   check_wide(report);

@@ -63,25 +63,38 @@ Settings settings_of(const Run& run) {
   return settings;
 }
 
-void measure(const Run& run, double peak, const Options& options, Report& report) {
-  const Settings settings = settings_of(run);
+struct Measured {
+  double step_seconds = 0;  ///< the median
+  double loss = 0;          ///< of the last step
+  Queue::GraphCounts graphs;
+};
+
+Measured train(const Settings& settings) {
   Loop loop;
   LoopbackNetwork network(loop, 1, 0);
   RandomSamples samples(7, settings.model.vocab_size, settings.seq_len);
   std::vector<double> seconds;
-  double loss = 0;
+  Measured measured;
   TrainerInputs inputs;
   inputs.train = &samples;
   inputs.step_done = Port<StepMetrics>([&](std::int64_t, StepMetrics metrics) {
     seconds.push_back(metrics.seconds);
-    loss = metrics.loss;
+    measured.loss = metrics.loss;
   });
   Trainer trainer(loop, network.rank(0), settings, std::move(inputs));
   trainer.start();
   loop.run();
   seconds.erase(seconds.begin(), seconds.begin() + 2);
   std::sort(seconds.begin(), seconds.end());
-  const double step = seconds[seconds.size() / 2];
+  measured.step_seconds = seconds[seconds.size() / 2];
+  measured.graphs = trainer.compute().graph_counts();
+  return measured;
+}
+
+void measure(const Run& run, double peak, const Options& options, Report& report) {
+  Settings settings = settings_of(run);
+  const Measured measured = train(settings);
+  const double step = measured.step_seconds;
   const double rate = static_cast<double>(settings.tokens_per_step()) / step;
   const double flops = rate * flops_per_token(settings.model, settings.seq_len);
   report.line(run.name + " step", 1e3 * step, "ms");
@@ -90,8 +103,16 @@ void measure(const Run& run, double peak, const Options& options, Report& report
   if (!options.is_small) report.line(run.name + " MFU", 100 * flops / peak, "%");
   // Labels are drawn at random: nothing can be learned of them.
   const double of_nothing = std::log(static_cast<double>(settings.model.vocab_size));
-  report.line(run.name + " loss, from ln(vocabulary)", std::fabs(loss - of_nothing), "nats",
-              at_most(1));
+  report.line(run.name + " loss, from ln(vocabulary)", std::fabs(measured.loss - of_nothing),
+              "nats", at_most(1));
+  settings.least_graph_ops = 8;
+  const Measured with_graphs = train(settings);
+  report.line(run.name + " step with CUDA graphs", 100 * with_graphs.step_seconds / step,
+              "% of without");
+  const Queue::GraphCounts& counts = with_graphs.graphs;
+  report.line(run.name + " graphs", static_cast<double>(counts.n_captured), "captured");
+  report.line(run.name + " loss with graphs, from without",
+              std::fabs(with_graphs.loss - measured.loss), "nats", at_most(0));
 }
 
 }  // namespace

@@ -82,6 +82,57 @@ TEST_CASE("on a device: recomputation and the sequence of sums change no bit") {
   check_same(run_on_device(settings, 2), expected);
 }
 
+/// Of a run of five steps with graphs, whose bits are those without. Buffers of pipelines
+/// alternate, so that what comes for the first time comes for some steps.
+void check_graphs(Settings settings, Wire wire) {
+  settings.n_steps = 5;
+  const Outcome expected = run_on_device(settings, 1, wire);
+  REQUIRE(expected.graphs[0] == Queue::GraphCounts{});
+  settings.least_graph_ops = 3;
+  const Outcome with_graphs = run_on_device(settings, 2, wire);
+  check_same(with_graphs, expected);
+  for (const Queue::GraphCounts& counts : with_graphs.graphs) {
+    CHECK(4 * counts.n_ops_launched > counts.n_ops_new);
+  }
+}
+
+TEST_CASE("on devices: graphs of ops that come again change no bit") {
+  SECTION("a rank, recomputing") {
+    for (const bool recompute : {false, true}) {
+      Settings settings = parity_settings(parity_gpt2(0.1f), 1, {1}, 3, 2);
+      settings.recompute_blocks = recompute;
+      check_graphs(settings, Wire::host);
+    }
+  }
+  SECTION("a mixture, sharing out its experts") {
+    Settings settings = parity_settings(parity_mixtral(0.1f), 2, {1}, 1, 2);
+    settings.spreads_experts = true;
+    check_graphs(settings, Wire::nccl);
+  }
+  SECTION("ZeRO") {
+    for (const int zero_stage : {1, 3}) {
+      Settings settings = parity_settings(parity_gpt2(0.1f), 2, {1}, 2, 2);
+      settings.zero_stage = zero_stage;
+      if (zero_stage == 3) settings.unit_min_parameters = 1;
+      check_graphs(settings, Wire::nccl);
+    }
+  }
+  SECTION("pipelines") {
+    for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble}) {
+      Settings settings = parity_settings(parity_gpt2(0.1f), 1, {1, 1}, 2, 2);
+      settings.grid.pp = 2;
+      set_pipeline(settings, {.schedule = kind, .n_ranks = 2});
+      check_graphs(settings, Wire::host);
+    }
+  }
+  SECTION("pairs of microbatches") {
+    Settings settings = parity_settings(parity_llama(0.1f), 1, {2}, 2, 2);
+    settings.grid.tp = 2;
+    set_pipeline(settings, {.schedule = ScheduleKind::one_f_one_b_pairs, .n_ranks = 1});
+    check_graphs(settings, Wire::nccl);
+  }
+}
+
 TEST_CASE("on devices: data-parallel ranks and ZeRO have the bits of one rank") {
   const Outcome expected = run_on_device(parity_settings(parity_gpt2(0.1f), 1, {1}, 4, 2), 1);
   const Wire by_stage[] = {Wire::host, Wire::nccl, Wire::host, Wire::nccl};

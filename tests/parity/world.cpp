@@ -197,6 +197,7 @@ Outcome World::run() {
     check_copies(trainer->state());
     outcome_.n_steps_done.push_back(trainer->n_steps_done());
     outcome_.stopped.push_back(trainer->stopped());
+    outcome_.graphs.push_back(trainer->compute().graph_counts());
   }
   return outcome_;
 }

@@ -83,6 +83,7 @@ struct Outcome {
   std::vector<ValidationMetrics> validations;
   std::vector<std::int64_t> n_steps_done;  ///< by rank
   std::vector<bool> stopped;               ///< by rank
+  std::vector<Queue::GraphCounts> graphs;  ///< by rank, of the compute queue
 };
 
 /// A run of settings.grid's whole trainers in this process, with message deliveries drawn from a

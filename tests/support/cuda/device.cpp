@@ -61,6 +61,15 @@ struct Event {
   Clock clock;  // of the last record
 };
 
+/// What a launch puts into a stream, again and again.
+struct Graph {
+  std::vector<std::function<void(StreamId)>> ops;
+  std::map<std::byte*, std::size_t> blocks;  // that it allocates
+  std::size_t n_released = 0;                // of them
+  std::int64_t n_launched = 0;
+  std::int64_t n_run = 0;  // of the launches
+};
+
 struct Allocation {
   std::size_t n_bytes;
   Moment allocated;
@@ -110,6 +119,32 @@ struct Device::State {
     }
     State& state;
   };
+
+  /// The graph that the stream's work goes to; nullptr: to the stream.
+  Graph* capturing(StreamId id) {
+    const auto found = captures.find(id);
+    return found == captures.end() ? nullptr : &found->second;
+  }
+  void expect_not_capturing(StreamId id, const char* what) {
+    if (capturing(id) != nullptr) {
+      throw EmulatorError(std::string(what) + " in a stream whose work is captured");
+    }
+  }
+  /// Addresses of a block that is not there yet.
+  std::byte* take_addresses(std::size_t n_bytes) {
+    const std::size_t size =
+        (std::max<std::size_t>(n_bytes, 1) + alignment - 1) / alignment * alignment;
+    if (used + size > arena_bytes) throw EmulatorError("the emulated device's memory is used up");
+    std::byte* const begin = arena + used;
+    used += size + alignment;
+    return begin;
+  }
+  void allocate_at(std::byte* begin, std::size_t n_bytes, StreamId id) {
+    blocks.insert_or_assign(begin, Allocation{n_bytes, next(id, "an allocation"), {}});
+    Op op;
+    op.run = [begin, n_bytes] { std::memset(begin, fresh_byte, n_bytes); };
+    stream(id).ops.push_back(std::move(op));
+  }
 
   Stream& stream(StreamId id) {
     if (id == 0) {
@@ -262,6 +297,8 @@ struct Device::State {
   std::map<std::byte*, std::size_t> pinned;
   std::map<std::byte*, std::unique_ptr<std::byte[]>> pinned_memory;
   std::map<StreamId, Stream> streams;
+  std::map<StreamId, Graph> captures;
+  std::map<GraphId, Graph> graphs;
   std::map<EventId, Event> events;
   std::map<const void*, Uses> uses_of;
   Clock host;  ///< what the host has waited for
@@ -273,23 +310,31 @@ Device::Device(std::uint64_t seed, int guards_each)
 
 Device::~Device() = default;
 
-// Memory is never given out twice, so that what uses it after its release is found.
+// Memory is never given out twice, so that what uses it after its release is found; but a graph's
+// is the same at each launch.
 void* Device::allocate(std::size_t n_bytes, StreamId stream) {
   State& s = *state_;
-  const std::size_t size =
-      (std::max<std::size_t>(n_bytes, 1) + alignment - 1) / alignment * alignment;
-  if (s.used + size > arena_bytes) throw EmulatorError("the emulated device's memory is used up");
-  std::byte* const begin = s.arena + s.used;
-  s.used += size + alignment;
-  const Moment now = s.next(stream, "an allocation");
-  s.blocks.emplace(begin, Allocation{n_bytes, now, {}});
-  const State::Opened opened(s);
-  std::memset(begin, fresh_byte, size);
+  std::byte* const begin = s.take_addresses(n_bytes);
+  if (Graph* const graph = s.capturing(stream)) {
+    graph->blocks.emplace(begin, n_bytes);
+    graph->ops.emplace_back(
+        [&s, begin, n_bytes](StreamId in) { s.allocate_at(begin, n_bytes, in); });
+  } else {
+    s.allocate_at(begin, n_bytes, stream);
+  }
   return begin;
 }
 
 void Device::release(void* memory, StreamId stream) {
   State& s = *state_;
+  if (Graph* const graph = s.capturing(stream)) {
+    if (graph->blocks.count(static_cast<std::byte*>(memory)) == 0) {
+      throw EmulatorError("memory that a graph did not allocate is released in it");
+    }
+    ++graph->n_released;
+    graph->ops.emplace_back([this, memory](StreamId in) { release(memory, in); });
+    return;
+  }
   const auto found = s.blocks.find(static_cast<std::byte*>(memory));
   if (found == s.blocks.end()) throw EmulatorError("memory that was never allocated is released");
   if (found->second.released) throw EmulatorError("memory is released twice");
@@ -354,6 +399,10 @@ void Device::destroy_event(EventId event) {
 
 void Device::launch(StreamId stream, const char* name, Launch launch,
                     const std::vector<Access>& accesses) {
+  if (Graph* const graph = state_->capturing(stream)) {
+    graph->ops.emplace_back([=, this](StreamId in) { this->launch(in, name, launch, accesses); });
+    return;
+  }
   const std::uint64_t seed = state_->random();
   state_->put(stream, name, accesses,
               [launch = std::move(launch), seed] { run_grid(launch, seed); });
@@ -361,10 +410,18 @@ void Device::launch(StreamId stream, const char* name, Launch launch,
 
 void Device::call(StreamId stream, const char* name, const std::vector<Access>& accesses,
                   std::function<void()> work) {
+  if (Graph* const graph = state_->capturing(stream)) {
+    graph->ops.emplace_back([=, this](StreamId in) { call(in, name, accesses, work); });
+    return;
+  }
   state_->put(stream, name, accesses, std::move(work));
 }
 
 void Device::copy(StreamId stream, void* to, const void* from, std::size_t n_bytes) {
+  if (Graph* const graph = state_->capturing(stream)) {
+    graph->ops.emplace_back([=, this](StreamId in) { copy(in, to, from, n_bytes); });
+    return;
+  }
   for (const void* const end : {static_cast<const void*>(to), from}) {
     if (state_->is_device(end) || state_->is_pinned(end, n_bytes)) continue;
     throw EmulatorError("an asynchronous copy of " + std::to_string(n_bytes) +
@@ -375,11 +432,16 @@ void Device::copy(StreamId stream, void* to, const void* from, std::size_t n_byt
 }
 
 void Device::set(StreamId stream, void* to, int byte, std::size_t n_bytes) {
+  if (Graph* const graph = state_->capturing(stream)) {
+    graph->ops.emplace_back([=, this](StreamId in) { set(in, to, byte, n_bytes); });
+    return;
+  }
   state_->put(stream, "a fill", {{to, true}}, [=] { std::memset(to, byte, n_bytes); });
 }
 
 void Device::put(StreamId stream, const char* name, const std::vector<Access>& accesses,
                  std::function<Step()> step) {
+  state_->expect_not_capturing(stream, name);
   Op op;
   op.step = std::move(step);
   op.name = name;
@@ -387,6 +449,7 @@ void Device::put(StreamId stream, const char* name, const std::vector<Access>& a
 }
 
 void Device::record(EventId event, StreamId stream) {
+  state_->expect_not_capturing(stream, "an event is recorded");
   Event& one = state_->event(event);
   Stream& own = state_->stream(stream);
   Op op;
@@ -397,6 +460,7 @@ void Device::record(EventId event, StreamId stream) {
 }
 
 void Device::wait(StreamId stream, EventId event) {
+  state_->expect_not_capturing(stream, "an event is waited for");
   const Event& one = state_->recorded(event, "a stream waits for");
   Stream& own = state_->stream(stream);
   Op op;
@@ -415,6 +479,7 @@ bool Device::query(EventId event) {
 }
 
 bool Device::query_stream(StreamId stream) {
+  state_->expect_not_capturing(stream, "the host asks for work");
   state_->run_some();
   if (!state_->stream(stream).ops.empty()) return false;
   merge(state_->host, state_->stream(stream).clock);
@@ -442,11 +507,49 @@ void Device::synchronize(EventId event) {
 }
 
 void Device::synchronize_stream(StreamId stream) {
+  state_->expect_not_capturing(stream, "the host waits for work");
   while (!state_->stream(stream).ops.empty()) {
     if (!state_->run_one())
       throw state_->deadlock("the host waits for a stream that waits for ever");
   }
   merge(state_->host, state_->stream(stream).clock);
+}
+
+void Device::begin_capture(StreamId stream) {
+  state_->stream(stream);
+  state_->expect_not_capturing(stream, "a capture begins");
+  state_->captures[stream];
+}
+
+GraphId Device::end_capture(StreamId stream) {
+  State& s = *state_;
+  const auto found = s.captures.find(stream);
+  if (found == s.captures.end()) throw EmulatorError("a capture ends that never began");
+  const GraphId id = ++s.n_created;
+  const auto graph = s.graphs.emplace(id, std::move(found->second)).first;
+  s.captures.erase(found);
+  if (graph->second.n_released < graph->second.blocks.size()) {
+    throw EmulatorError("a graph keeps memory that it allocates; it could be launched once only");
+  }
+  return id;
+}
+
+void Device::launch_graph(GraphId graph, StreamId stream) {
+  const auto found = state_->graphs.find(graph);
+  if (found == state_->graphs.end()) throw EmulatorError("a graph that is not there is launched");
+  Graph& one = found->second;
+  ++one.n_launched;
+  for (const auto& op : one.ops) op(stream);
+  state_->put(stream, "the end of a graph", {}, [&one] { ++one.n_run; });
+}
+
+void Device::destroy_graph(GraphId graph) {
+  const auto found = state_->graphs.find(graph);
+  if (found == state_->graphs.end()) throw EmulatorError("a graph that is not there is destroyed");
+  if (found->second.n_run < found->second.n_launched) {
+    throw EmulatorError("a graph is destroyed while a launch of it has not run");
+  }
+  state_->graphs.erase(found);
 }
 
 Device*& current_device() {

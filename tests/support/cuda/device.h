@@ -17,6 +17,7 @@ struct Access {
 
 using StreamId = int;  ///< 0: the legacy default stream, which this project does not use
 using EventId = int;
+using GraphId = int;
 
 /// What a step of an op came to: nothing can be done before another op's step, something was done,
 /// or the op is at its end.
@@ -35,6 +36,9 @@ enum class Step : std::uint8_t { blocked, moved, done };
 ///   - an asynchronous copy from or to host memory that is not pinned
 ///   - the default stream, and a synchronisation of the whole device
 ///   - a wait of the host while nothing can run any more (a deadlock)
+///   - while a stream's work is captured: a wait for it or a question, an event or an op of several
+///     streams in it, a release of what was not allocated in it, an allocation that it keeps; and a
+///     graph that is destroyed while a launch of it has not run
 class Device {
  public:
   static constexpr std::size_t memory_bytes = std::size_t{1} << 32;  ///< of addresses
@@ -78,6 +82,12 @@ class Device {
   float elapsed_ms(EventId begin, EventId end);
   void synchronize(EventId event);
   void synchronize_stream(StreamId stream);
+
+  /// What is put into the stream from here on is kept in a graph, and runs at its launches.
+  void begin_capture(StreamId stream);
+  GraphId end_capture(StreamId stream);
+  void launch_graph(GraphId graph, StreamId stream);
+  void destroy_graph(GraphId graph);
 
  private:
   struct State;

@@ -328,6 +328,83 @@ TEST_CASE("a row of tensor cores' matrices is aligned") {
   CHECK(error_of([&] { load(1); }).find("not aligned to 16 bytes") != std::string::npos);
 }
 
+TEST_CASE("a captured stream's work runs at each launch, with memory of its own, and not before") {
+  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    Rig rig(seed);
+    const cudaStream_t stream = rig.streams[0];
+    float* const x = rig.device_floats(n_floats);
+    float* const seen = rig.pinned_floats(n_floats);
+    rig.launch(0, set_to, x, 1.0f);
+    cudaGraph_t graph = nullptr;
+    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    void* scratch = nullptr;
+    cudaMallocAsync(&scratch, n_floats * sizeof(float), stream);
+    cudaMemcpyAsync(scratch, x, n_floats * sizeof(float), cudaMemcpyDefault, stream);
+    rig.launch(0, add_to, static_cast<const float*>(scratch), x);
+    cudaFreeAsync(scratch, stream);
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+    cudaGraphExec_t executable = nullptr;
+    REQUIRE(cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess);
+    cudaGraphDestroy(graph);
+    const std::size_t before = rig.device().bytes_in_use();
+    for (int i = 0; i < 3; ++i) cudaGraphLaunch(executable, stream);
+    cudaMemcpyAsync(seen, x, n_floats * sizeof(float), cudaMemcpyDefault, stream);
+    cudaStreamSynchronize(stream);
+    REQUIRE(seen[0] == 8);
+    REQUIRE(seen[n_floats - 1] == 8);
+    REQUIRE(rig.device().bytes_in_use() == before);
+    // Another stream's launch is ordered by events as any work is.
+    REQUIRE(error_of([&] {
+              rig.launch(1, set_to, x, 2.0f);
+              cudaGraphLaunch(executable, stream);
+            }).find("before an event") != std::string::npos);
+  }
+}
+
+TEST_CASE("while a stream is captured nothing waits for it, and a graph keeps no memory") {
+  Rig rig;
+  const cudaStream_t stream = rig.streams[0];
+  float* const outside = rig.device_floats(n_floats);
+  cudaEventRecord(rig.event, rig.streams[1]);
+  cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+  const std::string captured = " in a stream whose work is captured";
+  CHECK(error_of([&] { cudaStreamSynchronize(stream); }) == "the host waits for work" + captured);
+  CHECK(error_of([&] { cudaStreamQuery(stream); }) == "the host asks for work" + captured);
+  CHECK(error_of([&] { cudaEventRecord(rig.event, stream); }) == "an event is recorded" + captured);
+  CHECK(error_of([&] { cudaStreamWaitEvent(stream, rig.event); }) ==
+        "an event is waited for" + captured);
+  CHECK(error_of([&] { cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal); }) ==
+        "a capture begins" + captured);
+  CHECK(error_of([&] { cudaFreeAsync(outside, stream); }) ==
+        "memory that a graph did not allocate is released in it");
+  void* kept = nullptr;
+  cudaMallocAsync(&kept, 4, stream);
+  cudaGraph_t graph = nullptr;
+  CHECK(error_of([&] { cudaStreamEndCapture(stream, &graph); }) ==
+        "a graph keeps memory that it allocates; it could be launched once only");
+  CHECK(error_of([&] { cudaStreamEndCapture(stream, &graph); }) ==
+        "a capture ends that never began");
+}
+
+TEST_CASE("a graph is destroyed when its launches have run") {
+  Rig rig;
+  const cudaStream_t stream = rig.streams[0];
+  float* const x = rig.device_floats(n_floats);
+  cudaGraph_t graph = nullptr;
+  cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+  rig.launch(0, set_to, x, 1.0f);
+  cudaStreamEndCapture(stream, &graph);
+  cudaGraphExec_t executable = nullptr;
+  cudaGraphInstantiate(&executable, graph, 0);
+  // Behind work of another stream that cannot run yet, the launch cannot either.
+  rig.device().put(number_of(rig.streams[1]), "another's work", {}, [] { return Step::blocked; });
+  cudaEventRecord(rig.event, rig.streams[1]);
+  cudaStreamWaitEvent(stream, rig.event);
+  cudaGraphLaunch(executable, stream);
+  CHECK(error_of([&] { cudaGraphExecDestroy(executable); }) ==
+        "a graph is destroyed while a launch of it has not run");
+}
+
 TEST_CASE("without a device the count stays unwritten, as without a driver") {
   int n = 7;
   CHECK(cudaGetDeviceCount(&n) == cudaErrorInsufficientDriver);
