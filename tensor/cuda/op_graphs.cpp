@@ -17,6 +17,30 @@ struct Graph {
   cudaGraphExec_t executable;
 };
 
+namespace {
+
+/// What is put into the stream while it lives becomes a graph, unless it ends by an error.
+class Capture {
+ public:
+  explicit Capture(cudaStream_t stream) : stream_(stream) { runtime().begin_capture(stream); }
+  ~Capture() {
+    if (!is_ended_) runtime().cancel_capture(stream_);
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+  std::shared_ptr<Graph> end() {
+    is_ended_ = true;
+    return std::make_shared<Graph>(runtime().end_capture(stream_));
+  }
+
+ private:
+  static const cuda::RuntimeCalls& runtime() { return cuda::module().runtime; }
+  cudaStream_t stream_;
+  bool is_ended_ = false;
+};
+
+}  // namespace
+
 OpGraphs::OpGraphs(DeviceStream& stream)
     : stream_(stream),
       numbers_(static_cast<std::int64_t*>(
@@ -39,18 +63,12 @@ OpGraphs::Numbers OpGraphs::numbers_of(const Run& run) const {
 }
 
 std::shared_ptr<Graph> OpGraphs::capture(const Run& run, const Numbers& numbers) const {
-  const cuda::RuntimeCalls& runtime = cuda::module().runtime;
-  runtime.begin_capture(stream_.stream());
-  try {
-    for (std::size_t i = 0; i < run.size(); ++i) {
-      const bool has_numbers = !run[i]->key.numbers.empty();
-      run[i]->put(stream_.stream(), has_numbers ? numbers_ + numbers.begins[i] : nullptr);
-    }
-  } catch (...) {
-    runtime.cancel_capture(stream_.stream());
-    throw;
+  Capture capture(stream_.stream());
+  for (std::size_t i = 0; i < run.size(); ++i) {
+    const bool has_numbers = !run[i]->key.numbers.empty();
+    run[i]->put(stream_.stream(), has_numbers ? numbers_ + numbers.begins[i] : nullptr);
   }
-  return std::make_shared<Graph>(runtime.end_capture(stream_.stream()));
+  return capture.end();
 }
 
 void OpGraphs::forget_oldest() {

@@ -12,6 +12,8 @@
 
 #include "tests/support/cuda/cuda_types.h"
 #include "tests/support/cuda/device.h"
+#include "tests/support/cuda/graph_calls.h"
+#include "tests/support/cuda/handles.h"
 #include "tests/support/cuda/kernel_language.h"
 
 namespace llm::emulator {
@@ -27,16 +29,6 @@ struct AccessesOf<T*> {
     if (pointer != nullptr) all.push_back({pointer, !std::is_const_v<T>});
   }
 };
-
-/// 0xABCD of a handle is stream or event number 0xABCD.
-template <typename Handle>
-int number_of(Handle handle) {
-  return static_cast<int>(reinterpret_cast<std::intptr_t>(handle));
-}
-template <typename Handle>
-Handle handle_of(int number) {
-  return reinterpret_cast<Handle>(static_cast<std::intptr_t>(number));
-}
 
 }  // namespace llm::emulator
 
@@ -193,33 +185,5 @@ inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   llm::emulator::current_device()->synchronize(llm::emulator::number_of(event));
-  return cudaSuccess;
-}
-
-inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  llm::emulator::current_device()->begin_capture(llm::emulator::number_of(stream));
-  return cudaSuccess;
-}
-inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  const int number = llm::emulator::current_device()->end_capture(llm::emulator::number_of(stream));
-  *graph = llm::emulator::handle_of<cudaGraph_t>(number);
-  return cudaSuccess;
-}
-// A graph and what is launched of it have one number.
-inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
-                                        unsigned long long) {
-  *executable = llm::emulator::handle_of<cudaGraphExec_t>(llm::emulator::number_of(graph));
-  return cudaSuccess;
-}
-inline cudaError_t cudaGraphDestroy(cudaGraph_t) {
-  return cudaSuccess;
-}
-inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-  llm::emulator::current_device()->launch_graph(llm::emulator::number_of(executable),
-                                                llm::emulator::number_of(stream));
-  return cudaSuccess;
-}
-inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
-  llm::emulator::current_device()->destroy_graph(llm::emulator::number_of(executable));
   return cudaSuccess;
 }
