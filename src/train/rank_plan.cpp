@@ -42,7 +42,8 @@ LayerRanges layers_of(const Settings& settings, int rank) {
 }
 
 CollectiveForm shard_form(const Settings& settings) {
-  return settings.shares_memory ? CollectiveForm::direct : best_form(settings.grid.dp);
+  // Sums in place leave piece k with rank k.
+  return settings.sums_in_place() ? CollectiveForm::direct : best_form(settings.grid.dp);
 }
 
 std::vector<int> pieces_of_ranks(const Settings& settings) {

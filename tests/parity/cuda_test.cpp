@@ -145,6 +145,14 @@ TEST_CASE("on devices: data-parallel ranks and ZeRO have the bits of one rank") 
   }
 }
 
+TEST_CASE("on devices: ranks of one machine keep the pieces that their sums leave with them") {
+  Settings settings = parity_settings(parity_gpt2(), 4, {1}, 1, 2);
+  settings.shares_memory = true;  // which devices do not
+  const Outcome expected = run_on_device(settings, 1);
+  settings.zero_stage = 1;
+  check_same(run_on_device(settings, 2), expected);
+}
+
 Settings offloaded(const ModelConfig& model, int dp, std::vector<std::int64_t> samples, int n) {
   Settings settings = parity_settings(model, dp, std::move(samples), n, 2);
   settings.zero_stage = 3;
