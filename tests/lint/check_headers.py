@@ -1,8 +1,10 @@
-"""Each header compiles alone, twice in one file, with the flags of this build: check_headers.py BUILD_FOLDER."""
+"""Each header compiles alone, twice in one file, with the flags of this build: check_headers.py BUILD_FOLDER.
+The build itself has shown it of a header with `#pragma once` that a source includes before anything else."""
 import concurrent.futures
 import json
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -40,6 +42,19 @@ def all_flags(found):
     return compiler, list(dict.fromkeys(flag for _, flags in found.values() for flag in flags if "isystem" not in flag))
 
 
+def compiled(build):
+    """The sources of the tree that the build compiles, each by itself."""
+    files = {(build / entry["file"]).resolve() for entry in json.loads((build / "compile_commands.json").read_text())}
+    return [file for file in sorted(files) if file.is_relative_to(tree.ROOT)]
+
+
+def shown_by(sources):
+    """What those sources include before anything else."""
+    directives = [re.search(r"^[ \t]*#[ \t]*(.*)$", source.read_text(), re.M) for source in sources]
+    includes = [re.match(r'include[ \t]*"(.*)"', found[1]) for found in directives if found]
+    return {include[1] for include in includes if include}
+
+
 def check(header, command, root):
     compiler, flags = command
     text = f'#include "{header}"\n' * 2
@@ -48,8 +63,10 @@ def check(header, command, root):
     return f"{header}: does not compile alone\n{run.stderr[:2000]}" if run.returncode else None
 
 
-def problems(root, found):
-    headers = [p.relative_to(root).as_posix() for p in tree.sources(root) if p.suffix == ".h"]
+def problems(root, found, sources):
+    shown = shown_by(sources)
+    headers = [p.relative_to(root).as_posix() for p in tree.sources(root) if p.suffix == ".h"
+               and not (p.relative_to(root).as_posix() in shown and "#pragma once\n" in p.read_text())]
     anywhere = all_flags(found)
     with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         # Code of a device is compiled against the headers of the emulator, in another folder.
@@ -65,13 +82,19 @@ def self_test(found):
         (root / "src/good.h").write_text("#pragma once\nstruct A {};\n")
         (root / "src/needs.h").write_text("#pragma once\nstd::string name();\n")
         (root / "src/twice.h").write_text("struct B {};\n")
-        flagged = [line.split(":")[0] for line in problems(root, found)]
-    print("3 cases")
+        (root / "src/shown.h").write_text("#pragma once\nnamed once;\n")
+        sources = {"needs": "#include <string>\n#include \"src/needs.h\"\n", "twice": "#include \"src/twice.h\"\n",
+                   "shown": "// the first\n#include \"src/shown.h\"\n#include <string>\n"}
+        for name, text in sources.items():
+            (root / f"src/{name}.cpp").write_text(text)
+        flagged = [line.split(":")[0] for line in problems(root, found, sorted((root / "src").glob("*.cpp")))]
+    print("4 cases")
     tree.finish("self test", [] if flagged == ["src/needs.h", "src/twice.h"] else [f"flagged {flagged}"])
 
 
 if __name__ == "__main__":
-    commands = compilers(pathlib.Path(sys.argv[1]))
+    build = pathlib.Path(sys.argv[1]).resolve()
+    commands = compilers(build)
     if "--self-test" in sys.argv:
         self_test(commands)
-    tree.finish("headers", list(problems(tree.ROOT, commands)))
+    tree.finish("headers", list(problems(tree.ROOT, commands, compiled(build))))
