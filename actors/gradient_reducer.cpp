@@ -19,25 +19,30 @@ CollectiveShape shape_of(const std::vector<Bucket>& buckets, std::size_t bucket,
 
 GradientReducer::GradientReducer(Loop& loop, Queue& queue, Plan plan, Group& group,
                                  const std::vector<Bucket>& buckets, MutView flat_gradients,
-                                 Outbox out)
+                                 Outbox out, LibrarySums* sums)
     : queue_(queue),
       plan_(std::move(plan)),
       group_(group),
       n_buckets_(static_cast<std::int64_t>(buckets.size())),
       gradients_(flat_gradients),
       out_(std::move(out)),
-      grads_ready_(loop, WaitName("grads_ready", "stage"), buckets.size()) {
+      grads_ready_(loop, WaitName("grads_ready", "stage"), buckets.size()),
+      library_(sums) {
   const CollectiveForm form = best_form(group.size());
   std::int64_t scratch_elements = 0;
-  for (std::int64_t b = plan_.lane; b < n_buckets_; b += plan_.n_lanes) {
+  for (std::int64_t b = 0; b < n_buckets_; ++b) {
     const auto bucket = static_cast<std::size_t>(b);
-    const CollectiveShape shape =
-        shape_of(buckets, bucket, {group.index, group.size()}, plan_.piece_cuts);
+    const std::int64_t number = n_sums_;
+    n_sums_ += buckets[bucket].is_own ? 0 : 1;
+    if (b % plan_.n_lanes != plan_.lane) continue;
     Sums& sums = sums_.emplace_back();
     sums.bucket = b;
     sums.flat = buckets[bucket].flat;
     sums.is_own = buckets[bucket].is_own;
-    if (sums.is_own) continue;
+    sums.number = number;
+    if (sums.is_own || library_ != nullptr) continue;
+    const CollectiveShape shape =
+        shape_of(buckets, bucket, {group.index, group.size()}, plan_.piece_cuts);
     if (plan_.shared) {
       sums.in_place = in_place_plan(shape, in_place_elements);
       continue;
@@ -51,6 +56,7 @@ GradientReducer::GradientReducer(Loop& loop, Queue& queue, Plan plan, Group& gro
 
 Task<> GradientReducer::run() {
   if (plan_.shared) co_await map_peers();
+  if (library_ != nullptr && plan_.lane == 0) co_await begin_sums(group_, first_id(), *library_);
   for (std::int64_t step = plan_.first_step; step < plan_.n_steps; ++step) {
     for (const Sums& sums : sums_) {
       const std::int64_t key = step * n_buckets_ + sums.bucket;
@@ -66,13 +72,16 @@ Task<> GradientReducer::run() {
 Task<> GradientReducer::map_peers() {
   std::vector<SharedHandle> handles(static_cast<std::size_t>(group_.size()));
   handles[static_cast<std::size_t>(group_.index)] = *plan_.shared;
-  // The tag of the lane's first bucket, whose messages follow.
-  const CollectiveId id(plan_.first_tag + plan_.lane, plan_.first_step, plan_.lane);
-  co_await exchange_handles(group_, id, handles);
+  co_await exchange_handles(group_, first_id(), handles);
   shared_ = GroupVectors(group_.index, gradients_, handles);
 }
 
 Task<> GradientReducer::sum(const Sums& sums, CollectiveId id) {
+  if (library_ != nullptr) {
+    LibrarySum whole = library_sum(sums, id.step);
+    co_await sum_by_library(group_, *library_, id, std::move(whole));
+    co_return;
+  }
   if (plan_.shared) {
     const SumGoes goes = plan_.piece_cuts.empty() ? SumGoes::to_all : SumGoes::to_its_rank;
     co_await sum_in_place(group_, queue_, sums.in_place, id, shared_, sums.flat, goes);
@@ -82,6 +91,16 @@ Task<> GradientReducer::sum(const Sums& sums, CollectiveId id) {
   const MutView scratch = scratch_.view(Dtype::f32, {scratch_.n_bytes() / 4});
   co_await reduce_scatter(group_, queue_, sums.scatter, id, vector, scratch);
   co_await all_gather(group_, sums.gather, id, vector);
+}
+
+LibrarySum GradientReducer::library_sum(const Sums& sums, std::int64_t step) const {
+  LibrarySum all;
+  all.number = (step - plan_.first_step) * n_sums_ + sums.number;
+  all.vector = part(gradients_, sums.flat.begin, {sums.flat.size()});
+  if (!plan_.piece_cuts.empty()) {
+    all.cuts = plan_.piece_cuts[static_cast<std::size_t>(sums.bucket)];
+  }
+  return all;
 }
 
 std::int64_t reducer_scratch_bytes(const std::vector<Bucket>& buckets, GroupPlace place,

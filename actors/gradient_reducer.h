@@ -7,6 +7,7 @@
 #include "schedules/buckets.h"
 #include "schedules/collective.h"
 #include "src/comm/collective.h"
+#include "src/comm/library_sums.h"
 #include "src/comm/transport.h"
 #include "src/rt/inbox.h"
 #include "src/rt/port.h"
@@ -23,11 +24,13 @@ namespace llm {
 /// Where the group's ranks share a machine's memory, each adds up its piece of all ranks' gradients
 /// where they lie, and messages say only when; elsewhere the pieces are the messages. Same bits.
 /// Under ZeRO a rank ends with the sum of the piece that it owns. A bucket that is the rank's own
-/// is its sum already.
+/// is its sum already. Where a library sums, in an order of its own, all lanes give it their
+/// buckets.
 ///
 ///   receives  grads_ready(step * n_buckets + bucket)   from the stage, once a step
 ///   sends     reduced(step * n_buckets + bucket)       to the optimizer
-///   holds     scratch for one bucket's receives, or the mapped gradients of the other ranks
+///   holds     scratch for one bucket's receives, or the mapped gradients of the other ranks, or
+///             nothing where a library sums
 class GradientReducer {
  public:
   struct Plan {
@@ -47,8 +50,10 @@ class GradientReducer {
     Port<Ready> reduced;
   };
 
+  /// `sums`, of all lanes, may be nullptr: the plans are carried out.
   GradientReducer(Loop& loop, Queue& queue, Plan plan, Group& group,
-                  const std::vector<Bucket>& buckets, MutView flat_gradients, Outbox out);
+                  const std::vector<Bucket>& buckets, MutView flat_gradients, Outbox out,
+                  LibrarySums* sums = nullptr);
 
   Inbox<Ready>& grads_ready() { return grads_ready_; }
   Task<> run();
@@ -62,9 +67,15 @@ class GradientReducer {
     ReduceScatterPlan scatter;
     std::vector<GatherRound> gather;
     InPlacePlan in_place;
+    std::int64_t number = 0;  ///< of the step's sums
   };
+  /// Before the first step; with the tag of the lane's first bucket, whose messages follow.
+  CollectiveId first_id() const {
+    return {plan_.first_tag + plan_.lane, plan_.first_step, plan_.lane};
+  }
   Task<> map_peers();
   Task<> sum(const Sums& sums, CollectiveId id);
+  LibrarySum library_sum(const Sums& sums, std::int64_t step) const;
 
   Queue& queue_;
   const Plan plan_;
@@ -73,6 +84,8 @@ class GradientReducer {
   const MutView gradients_;
   const Outbox out_;
   Inbox<Ready> grads_ready_;
+  LibrarySums* const library_;
+  std::int64_t n_sums_ = 0;  // of a step, on all lanes
   std::vector<Sums> sums_;
   Storage scratch_;      // without shared memory
   GroupVectors shared_;  // with it

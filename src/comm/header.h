@@ -22,6 +22,7 @@ enum class MessageKind : std::uint16_t {
   piece_summed,   ///< the sender's piece of all vectors is their sum
   expert_begins,  ///< which rows follow for which expert of the receiver
   expert_rows,
+  sum_announced,  ///< what the sender gives a library to sum
   user = 1000,
 };
 std::string name_of(MessageKind kind);

@@ -38,6 +38,8 @@ std::string name_of(MessageKind kind) {
       return "expert_begins";
     case MessageKind::expert_rows:
       return "expert_rows";
+    case MessageKind::sum_announced:
+      return "sum_announced";
     case MessageKind::user:
       return "user";
   }

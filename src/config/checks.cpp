@@ -330,6 +330,16 @@ void check_graphs(LoadedConfig& loaded, bool on_devices, bool is_traced) {
       on_devices ? "a trace shows ops one by one" : "ranks on CPUs have no device to issue to"));
 }
 
+void check_collectives(const LoadedConfig& loaded, bool on_devices) {
+  const char* const field = "distributed.collectives";
+  const DistributedConfig& d = loaded.config.distributed;
+  if (d.collectives != "nccl" || on_devices) return;
+  refuse(place_of(loaded, {field}), field,
+         fmt::format("nccl, but ranks compute on CPUs (distributed.device: {}), where NCCL adds "
+                     "nothing; write collectives: plan, or start on devices",
+                     d.device));
+}
+
 std::string resolve_backend(const LoadedConfig& loaded, std::int64_t n_devices) {
   const DistributedConfig& d = loaded.config.distributed;
   if (d.device == "cuda" && n_devices == 0) {

@@ -84,6 +84,9 @@ void check_offload(LoadedConfig& loaded, bool on_devices, bool spreads_experts);
 /// A note where distributed.cuda_graphs changes nothing: on CPUs, and under a trace.
 void check_graphs(LoadedConfig& loaded, bool on_devices, bool is_traced);
 
+/// Refuses (ConfigError) distributed.collectives: nccl where ranks compute on CPUs.
+void check_collectives(const LoadedConfig& loaded, bool on_devices);
+
 /// "mpi" or "nccl": distributed.backend, or what fits the devices this rank sees. An explicit nccl
 /// without devices is refused with the line to change, and so is distributed.device: cuda.
 std::string resolve_backend(const LoadedConfig& loaded, std::int64_t n_devices);

@@ -105,6 +105,7 @@ struct DistributedConfig {
   std::optional<std::int64_t> gpus_per_node;
   std::optional<std::string> backend;     ///< mpi, nccl (gloo is read as mpi)
   std::string device = "auto";            ///< auto, cpu, cuda
+  std::string collectives = "plan";       ///< plan, nccl
   std::string parallel_strategy = "ddp";  ///< ddp, fsdp, zero, tp, pp, 3d
   std::int64_t tp_size = 0;               ///< 0: all ranks under tp, else 1
   std::int64_t pp_size = 0;               ///< 0: all ranks under pp, else 1

@@ -23,6 +23,11 @@ void launch_fields(Rows<DistributedConfig>& rows) {
   rows.add("device", &D::device, "Where ranks compute; auto means cuda if there is one, else cpu.")
       .of({"auto", "cpu", "cuda"})
       .without("gpu", "write device: cuda");
+  rows.add("collectives", &D::collectives,
+           "Who adds up gradients over data-parallel ranks: plan is this program, in one order "
+           "whatever the layout; nccl is NCCL's own collectives, on devices with backend nccl: the "
+           "same bits for the same layout alone.")
+      .of({"plan", "nccl"});
   rows.add("threads_per_rank", &D::threads_per_rank,
            "Threads that compute on each rank; never changes the numbers. They run on the cores "
            "that "

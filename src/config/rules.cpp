@@ -156,6 +156,11 @@ void check_grid(const LoadedConfig& loaded) {
     refuse(place_of(loaded, {"distributed.backend"}), "distributed.backend",
            "nccl contradicts distributed.device cpu; write backend: mpi");
   }
+  if (d.collectives == "nccl" && d.backend == "mpi") {
+    refuse(place_of(loaded, {"distributed.collectives", "distributed.backend"}),
+           "distributed.collectives",
+           "nccl contradicts distributed.backend mpi; write backend: nccl, or collectives: plan");
+  }
   const bool is_port = d.master_port.size() <= 5 && !d.master_port.empty() &&
                        d.master_port.find_first_not_of("0123456789") == std::string::npos;
   if (!is_port || std::stoi(d.master_port) < 1 || std::stoi(d.master_port) > 65535) {

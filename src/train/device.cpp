@@ -1,11 +1,14 @@
 #include "src/train/device.h"
 
 #include <fmt/format.h>
+#include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 
 #include "src/base/error.h"
+#include "src/comm/nccl/nccl_sums.h"
 #include "src/comm/nccl/nccl_transport.h"
 #include "src/comm/staged_transport.h"
 #include "tensor/cuda/module.h"
@@ -24,6 +27,16 @@ std::pair<int, int> sharing_ranks(const std::vector<FoundDevice>& found,
     if (!is_new) return {at->second, static_cast<int>(rank)};
   }
   return {-1, -1};
+}
+
+const NcclCalls& nccl_calls() {
+  using Entry = const NcclCalls* (*)();
+  const auto entry = reinterpret_cast<Entry>(cuda::module_symbol("llm_nccl_calls"));
+  if (entry == nullptr) {
+    throw ConfigError(
+        "distributed.backend: nccl, but the module of CUDA has no NCCL; write backend: mpi");
+  }
+  return *entry();
 }
 
 }  // namespace
@@ -116,13 +129,23 @@ std::unique_ptr<Transport> device_transport(Transport& inner, Device device,
                                             const std::string& backend) {
   if (device == Device::cpu || inner.n_ranks() == 1) return nullptr;
   if (backend != "nccl") return std::make_unique<StagedTransport>(inner);
-  using Entry = const NcclCalls* (*)();
-  const auto entry = reinterpret_cast<Entry>(cuda::module_symbol("llm_nccl_calls"));
-  if (entry == nullptr) {
-    throw ConfigError(
-        "distributed.backend: nccl, but the module of CUDA has no NCCL; write backend: mpi");
+  return std::make_unique<NcclTransport>(inner, nccl_calls());
+}
+
+std::string switch_sums_warning() {
+  for (const char* const name : {"NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE"}) {
+    const char* const value = std::getenv(name);
+    if (value == nullptr || std::string_view(value) == "0") continue;
+    return fmt::format(
+        "warning: {}={} lets switches add up gradients, with other bits from call to call; unset "
+        "it, or write collectives: plan",
+        name, value);
   }
-  return std::make_unique<NcclTransport>(inner, *entry());
+  return "";
+}
+
+std::unique_ptr<LibrarySums> device_sums(Group& group) {
+  return std::make_unique<NcclSums>(group, nccl_calls());
 }
 
 std::string device_text(const FoundDevice& found) {

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "src/comm/library_sums.h"
 #include "src/comm/transport.h"
 #include "src/train/rank_facts.h"
 
@@ -54,6 +55,13 @@ OwnDevice own_device(const std::string& asked, const std::string& field);
 /// there is one rank. `backend` is mpi (staged through the host) or nccl.
 std::unique_ptr<Transport> device_transport(Transport& inner, Device device,
                                             const std::string& backend);
+
+/// One line where variables of NCCL let switches add, whose bits differ from call to call;
+/// otherwise empty.
+std::string switch_sums_warning();
+
+/// Sums over `group` on devices by NCCL's own collectives; the backend is nccl.
+std::unique_ptr<LibrarySums> device_sums(Group& group);
 
 /// "NVIDIA H200 0000:17:00.0": for the table of bindings.
 std::string device_text(const FoundDevice& found);

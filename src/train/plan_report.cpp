@@ -194,6 +194,12 @@ std::string tensor_parallel_warning(const Settings& s, const std::vector<int>& n
   return "";
 }
 
+std::string library_sums_line(const Settings& s) {
+  if (!s.sums_by_library()) return "";
+  return "gradients are added up by NCCL's collectives: the same bits at every start of this "
+         "layout, not across layouts (collectives: plan gives those)";
+}
+
 std::string plan_text(const Settings& s, std::int64_t ranks_per_node, std::int64_t node_bytes) {
   const std::int64_t n_ranks = s.grid.n_ranks();
   const std::int64_t n_nodes = (n_ranks + ranks_per_node - 1) / ranks_per_node;
@@ -229,6 +235,9 @@ std::string plan_text(const Settings& s, std::int64_t ranks_per_node, std::int64
   text += "messages per step\n";
   if (s.sums_in_place()) {
     text += "  gradients are added up where they lie, in memory that all ranks map\n";
+  }
+  if (s.sums_by_library()) {
+    text += "  " + library_sums_line(s) + "\n  NCCL's own messages are not counted\n";
   }
   if (s.spreads_experts) text += "  bytes are of rows as if all experts were visited alike\n";
   for (const int rank : traffic_ranks(s)) {

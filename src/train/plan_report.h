@@ -36,6 +36,9 @@ struct StepTraffic {
 StepTraffic stage_traffic(const Settings& settings, int rank);
 StepTraffic step_traffic(const Settings& settings, int rank);
 
+/// One line where a library adds up gradients: what that promises; otherwise empty.
+std::string library_sums_line(const Settings& settings);
+
 /// One line where the ranks that share each layer are on several nodes; otherwise empty.
 std::string tensor_parallel_warning(const Settings& settings, const std::vector<int>& node_of);
 

@@ -106,7 +106,8 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
   }
   add_save(ledger, s, rank, shard.n_elements);
   std::int64_t receives = 0;
-  for (int lane = 0; lane < s.n_reducer_lanes && !s.sums_in_place(); ++lane) {
+  const bool sums_by_plan = !s.sums_in_place() && !s.sums_by_library();
+  for (int lane = 0; lane < s.n_reducer_lanes && sums_by_plan; ++lane) {
     receives += reducer_scratch_bytes(layout.buckets, {place_of(s.grid, rank).dp, s.grid.dp},
                                       s.n_reducer_lanes, lane, piece_cuts(s, layout));
   }
@@ -279,6 +280,17 @@ void count(StepTraffic& traffic, const std::vector<Transfer>& sends, std::int64_
   }
 }
 
+/// What ranks tell each other of a library's sums: its id, then each bucket's.
+void count_announcements(StepTraffic& traffic, int member, int dp, const FlatLayout& layout) {
+  for (const GatherRound& round : broadcast_plan(member, dp, 0, sums_id_bytes)) {
+    traffic.n_start_messages += static_cast<std::int64_t>(round.sends.size());
+  }
+  std::int64_t n = 0;
+  for (const Bucket& bucket : layout.buckets) n += bucket.is_own ? 0 : n_announcements(dp);
+  traffic.n_tensor_messages += n;
+  traffic.n_bytes += n * announcement_bytes;
+}
+
 /// Gradients to the ranks that add them up, and back where every rank has all sums.
 void count_reductions(StepTraffic& traffic, const Settings& s, int member,
                       const FlatLayout& layout) {
@@ -290,6 +302,7 @@ void count_reductions(StepTraffic& traffic, const Settings& s, int member,
     }
     return;
   }
+  if (s.sums_by_library()) return count_announcements(traffic, member, dp, layout);
   const CollectiveForm form = best_form(dp);
   const auto pieces = piece_cuts(s, layout);
   for (std::size_t b = 0; b < layout.buckets.size(); ++b) {

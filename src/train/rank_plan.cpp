@@ -42,8 +42,9 @@ LayerRanges layers_of(const Settings& settings, int rank) {
 }
 
 CollectiveForm shard_form(const Settings& settings) {
-  // Sums in place leave piece k with rank k.
-  return settings.sums_in_place() ? CollectiveForm::direct : best_form(settings.grid.dp);
+  // Sums in place and a library's leave piece k with rank k.
+  const bool is_in_order = settings.sums_in_place() || settings.sums_by_library();
+  return is_in_order ? CollectiveForm::direct : best_form(settings.grid.dp);
 }
 
 std::vector<int> pieces_of_ranks(const Settings& settings) {

@@ -21,10 +21,10 @@ bool is_set_to(const Config& config, const char* word) {
   return config.checkpoint.resume_from_checkpoint == std::string(word);
 }
 
-/// Sections whose fields change what a run computes.
+/// Fields that change what a run computes.
 bool changes_numbers(const Field& one) {
   return one.section == "training" || one.section == "optimization" || one.section == "data" ||
-         one.section == "numerics";
+         one.section == "numerics" || one.path() == "distributed.collectives";
 }
 
 LoadedConfig saved_config(const fs::path& path) {

@@ -202,7 +202,8 @@ class Run {
     for (const std::string& text :
          {bubble_warning(start_.settings), pairs_warning(start_.settings),
           unit_warning(start_.settings),
-          tensor_parallel_warning(start_.settings, session_.node_of_ranks())}) {
+          tensor_parallel_warning(start_.settings, session_.node_of_ranks()),
+          start_.settings.sums_by_library() ? switch_sums_warning() : ""}) {
       if (!text.empty()) say_aside(text + "\n");
     }
     const LoggingConfig& logging = start_.loaded.config.logging;
@@ -210,6 +211,8 @@ class Run {
     if (style != ProgressStyle::off) {
       say(start_line(session_, start_.settings, start_.loaded.config));
       if (session_.n_ranks() > 1) say(binding_table(start_.facts));
+      const std::string sums = library_sums_line(start_.settings);
+      if (!sums.empty()) say(sums);
       const std::string units = unit_line(start_.settings);
       if (!units.empty()) say(units);
       say("data: " + data_.summary);
@@ -269,6 +272,7 @@ class Run {
     inputs.train = data_.train.get();
     inputs.validation = data_.validation.get();
     inputs.initial_values = weights_.values;
+    if (start_.settings.sums_by_library()) inputs.library_sums = device_sums;
     inputs.stop_requested = [&signals] { return signals.requested(); };
     const Config& config = start_.loaded.config;
     inputs.save_to.folder = checkpoint_folder(config, start_.run_dir);
@@ -395,6 +399,7 @@ std::string plan_run(const RunRequest& request, std::int64_t n_ranks, std::int64
   if (on_devices) settings.device = Device::cuda;
   check_offload(loaded, on_devices, settings.spreads_experts);
   check_graphs(loaded, on_devices, !request.trace_dir.empty());
+  check_collectives(loaded, on_devices);
   settings.shares_memory = n_ranks > 1 && n_ranks <= ranks_per_node;
   std::string text;
   for (const std::string& note : loaded.notes) text += "note: " + note + "\n";

@@ -35,6 +35,8 @@ struct Settings {
   ValidationPlan validation;
   std::int64_t bucket_bytes = 4 << 20;
   int n_reducer_lanes = 2;
+  /// On devices NCCL's own collectives add up gradients over ranks: the bits of this layout alone.
+  bool sums_by_nccl = false;
   int threads_per_rank = 1;     ///< changes no bit
   Device device = Device::cpu;  ///< where ranks compute; changes bits as another CPU's kernels do
   /// All ranks are on one machine and map each other's gradients; changes no bit. Found out at the
@@ -62,6 +64,8 @@ struct Settings {
 
   /// Whether data-parallel ranks add up gradients where they lie.
   bool sums_in_place() const { return shares_memory && grid.dp > 1 && device == Device::cpu; }
+  /// Whether data-parallel ranks give their gradients to a library.
+  bool sums_by_library() const { return sums_by_nccl && grid.dp > 1 && device == Device::cuda; }
   /// Whether parameters are there only by unit, for a while.
   bool shares_parameters() const { return zero_stage == 3 && (grid.dp > 1 || offloads()); }
   bool uses_graphs() const { return least_graph_ops > 0 && device == Device::cuda; }

@@ -187,6 +187,7 @@ Settings settings_from(const LoadedConfig& loaded, std::int64_t n_ranks, bool ha
                                      .minimum = o.loss_scale_min};
   }
   settings.bucket_bytes = config.distributed.bucket_bytes;
+  settings.sums_by_nccl = config.distributed.collectives == "nccl";
   settings.zero_stage = resolve_zero_stage(loaded);
   settings.unit_min_parameters = config.distributed.fsdp_auto_wrap_min_params;
   settings.gather_policy = {.n_ahead = static_cast<int>(config.distributed.fsdp_prefetch_units),

@@ -46,7 +46,9 @@ KeyForms key_forms(const Settings& settings, int rank) {
   add({"microbatch", "activation", "input_grad", "embedding_grad", "embedding gradient"},
       {{{"step"}, {"microbatch", a}}});
   add({"grads_ready", "reduced", "updated", "gathered"}, {{{"step"}, {"bucket", n_buckets}}});
-  add({"piece", "sent piece", "collective sum"}, {{{"bucket or call"}}});
+  add({"piece", "sent piece", "collective sum", "announced sum", "announcement sent",
+       "library's sum"},
+      {{{"bucket or call"}}});
   add({"parameters_updated", "step_report", "sums of squares", "weights updated", "validation loss",
        "table received", "embedding"},
       {{{"step"}}});

@@ -222,6 +222,7 @@ Start begin(const MpiSession& session, const RunRequest& request) {
     start.settings = settings_from(start.loaded, session.n_ranks(), has_bf16, start.schedule);
     check_offload(start.loaded, device == Device::cuda, start.settings.spreads_experts);
     check_graphs(start.loaded, device == Device::cuda, !request.trace_dir.empty());
+    check_collectives(start.loaded, device == Device::cuda);
     take_folders(start);
     candidates = resume_candidates(start.loaded.config);
   }

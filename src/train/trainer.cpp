@@ -84,8 +84,9 @@ Trainer::Trainer(Loop& loop, Transport& transport, const Settings& settings, Tra
 }
 
 Trainer::~Trainer() {
-  loop_.drop_actors();  // they wait on inboxes that end here
-  compute_.drop();      // threads or a device may still work in memory that ends here
+  loop_.drop_actors();    // they wait on inboxes that end here
+  library_sums_.reset();  // a sum may wait for ranks that are gone
+  compute_.drop();        // threads or a device may still work in memory that ends here
   reductions_.drop();
   host_updates_.drop();
   loop_.remove_poller(reductions_poller_);
@@ -114,6 +115,10 @@ Port<Ready> Trainer::to_optimizer() {
 }
 
 void Trainer::make_reducers() {
+  if (settings_.sums_by_library()) {
+    CHECK_CONTRACT(inputs_.library_sums != nullptr, "who sums by a library has one");
+    library_sums_ = inputs_.library_sums(data_parallel_);
+  }
   for (int lane = 0; lane < settings_.n_reducer_lanes; ++lane) {
     GradientReducer::Plan plan{.lane = lane,
                                .n_lanes = settings_.n_reducer_lanes,
@@ -125,7 +130,7 @@ void Trainer::make_reducers() {
     plan.piece_cuts = piece_cuts(settings_, state_.layout());
     reducers_.push_back(std::make_unique<GradientReducer>(
         loop_, reductions_, std::move(plan), data_parallel_, state_.layout().buckets,
-        state_.flat_gradients(0), GradientReducer::Outbox{to_optimizer()}));
+        state_.flat_gradients(0), GradientReducer::Outbox{to_optimizer()}, library_sums_.get()));
   }
 }
 

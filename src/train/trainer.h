@@ -50,6 +50,8 @@ struct TrainerInputs {
   InitialValues initial_values = {};   ///< empty: the seed's
   std::optional<ResumedState> resumed = {};
   SaveTo save_to = {};
+  /// With Settings::sums_by_library(): what adds up the gradients of a group.
+  std::function<std::unique_ptr<LibrarySums>(Group&)> library_sums = {};
   std::function<bool()> stop_requested = [] { return false; };
   Port<StepMetrics> step_done = Port<StepMetrics>([](std::int64_t, StepMetrics) {});
   Port<ValidationMetrics> validation_done =
@@ -131,6 +133,7 @@ class Trainer {
   std::unique_ptr<DecoderCompute> stage_compute_;
   std::unique_ptr<Stage> stage_;
   std::unique_ptr<TiedEmbedding> tied_embedding_;  // where two ranks hold one
+  std::unique_ptr<LibrarySums> library_sums_;      // where a library sums
   std::vector<std::unique_ptr<GradientReducer>> reducers_;
   std::unique_ptr<OptimizerShard> optimizer_;
   std::unique_ptr<DataFeed> data_feed_;

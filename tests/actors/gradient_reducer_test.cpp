@@ -1,5 +1,6 @@
 #include "actors/gradient_reducer.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <deque>
@@ -180,4 +181,83 @@ TEST_CASE("steps follow each other on the same buckets and tags") {
             static_cast<std::size_t>((step + 1) * reducers.n_buckets()));
   }
   CHECK(reducers.loop().all_done());
+}
+
+namespace {
+
+/// Notes what it is given, and is done at once.
+class NotedSums : public LibrarySums {
+ public:
+  Id make_id() override {
+    ++n_made;
+    return {std::byte{7}};
+  }
+  void begin(const Id& id) override { begun.push_back(id); }
+  void put(LibrarySum sum, std::function<void()> done) override {
+    given.push_back(std::move(sum));
+    done();
+  }
+  int n_made = 0;
+  std::vector<Id> begun;
+  std::vector<LibrarySum> given;
+};
+
+}  // namespace
+
+TEST_CASE("where a library sums, lanes number their buckets in the plan's order, by pieces") {
+  constexpr int n_ranks = 2;
+  constexpr int n_lanes = 3;
+  constexpr std::int64_t n_steps = 2;
+  FlatLayout layout = flat_layout({{100, 2}, {37, 1}, {300, 0}, {1, 0}}, 100, 32);
+  layout.buckets[1].is_own = true;
+  const auto n_buckets = static_cast<std::int64_t>(layout.buckets.size());
+  std::vector<std::vector<std::int64_t>> cuts;
+  for (const Bucket& bucket : layout.buckets) cuts.push_back({0, 16, bucket.flat.size()});
+  Loop loop(Rig::options());
+  LoopbackNetwork network(loop, n_ranks, 3);
+  std::deque<Group> groups;
+  std::deque<NotedSums> sums;
+  std::deque<Sent<Ready>> reduced;
+  std::deque<GradientReducer> reducers;
+  Queue queue;
+  const Storage gradients(layout.n_elements * 4);
+  const MutView flat = gradients.view(Dtype::f32, {layout.n_elements});
+  for (int r = 0; r < n_ranks; ++r) {
+    groups.emplace_back(network.rank(r), std::vector<int>{0, 1});
+    sums.emplace_back();
+    reduced.emplace_back();
+    for (int lane = 0; lane < n_lanes; ++lane) {
+      GradientReducer::Plan plan{lane, n_lanes, 16, n_lanes, 5, 5 + n_steps};
+      plan.piece_cuts = cuts;
+      loop.spawn("reducer",
+                 reducers
+                     .emplace_back(loop, queue, plan, groups.back(), layout.buckets, flat,
+                                   GradientReducer::Outbox{reduced.back().port()}, &sums.back())
+                     .run());
+    }
+  }
+  for (std::int64_t key = 5 * n_buckets; key < (5 + n_steps) * n_buckets; ++key) {
+    for (int r = 0; r < n_ranks; ++r) {
+      const auto lane = static_cast<std::size_t>(r * n_lanes + key % n_buckets % n_lanes);
+      reducers[lane].grads_ready().put(key, Ready{});
+    }
+  }
+  loop.run();
+  for (std::size_t r = 0; r < n_ranks; ++r) {
+    CHECK(reduced[r].keys.size() == static_cast<std::size_t>(n_steps * n_buckets));
+    REQUIRE(sums[r].begun.size() == 1);
+    CHECK(sums[r].begun[0] == LibrarySums::Id{std::byte{7}});
+    CHECK(sums[r].n_made == (r == 0 ? 1 : 0));
+    std::vector<LibrarySum>& given = sums[r].given;
+    std::sort(given.begin(), given.end(),
+              [](const auto& a, const auto& b) { return a.number < b.number; });
+    REQUIRE(given.size() == static_cast<std::size_t>(n_steps * (n_buckets - 1)));
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      const auto place = static_cast<std::int64_t>(i) % (n_buckets - 1);
+      const auto bucket = static_cast<std::size_t>(place == 0 ? 0 : place + 1);
+      CHECK(given[i].number == static_cast<std::int64_t>(i));
+      CHECK(given[i].vector.data() == flat.as<float>() + layout.buckets[bucket].flat.begin);
+      CHECK(given[i].cuts == cuts[bucket]);
+    }
+  }
 }

@@ -49,6 +49,8 @@ CONFIGURATIONS = {
         ["distributed.pp_schedule=interleaved", "distributed.pp_virtual_stages=4"]),
     "nccl without a device names the line to change": (
         78, ["distributed.backend", "nccl", "0 devices", "backend: mpi"], None, ["distributed.backend=nccl"]),
+    "NCCL's own collectives without a device name the line to change": (
+        78, ["distributed.collectives", "nccl", "CPUs", "collectives: plan"], None, ["distributed.collectives=nccl"]),
     "a vocabulary below the tokenizer's names both": (
         78, ["model.vocab_size", "100", "256"], None, ["model.vocab_size=100"]),
     "two documents are refused": (78, ["file.yaml:5:1", "second document"], GOOD + "---\nmodel: {}\n", []),

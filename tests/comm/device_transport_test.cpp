@@ -415,10 +415,12 @@ TEST_CASE("a message that lies on a device at one end alone is refused by NCCL's
 TEST_CASE("what NCCL's kernels need of CUDA is in the environment, but for what the user has set") {
   unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
   unsetenv("CUDA_MODULE_LOADING");
+  unsetenv("NCCL_NVLS_ENABLE");
   setenv("NCCL_DEBUG", "INFO", 1);
   set_nccl_environment();
   CHECK(std::string(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) == "32");
   CHECK(std::string(std::getenv("CUDA_MODULE_LOADING")) == "EAGER");
+  CHECK(std::string(std::getenv("NCCL_NVLS_ENABLE")) == "0");
   CHECK(std::string(std::getenv("NCCL_DEBUG")) == "INFO");
   unsetenv("NCCL_DEBUG");
   set_nccl_environment();

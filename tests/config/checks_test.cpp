@@ -325,6 +325,16 @@ TEST_CASE("offloading changes nothing on CPUs, and is refused where devices own 
   CHECK(ddp.notes.size() == n_notes);
 }
 
+TEST_CASE("NCCL adds up no gradients of ranks on CPUs") {
+  const LoadedConfig nccl = load("distributed:\n  collectives: nccl\n");
+  check_collectives(nccl, true);
+  check_collectives(load(""), false);
+  CHECK(
+      refusal([&] { check_collectives(nccl, false); }) ==
+      "c.yaml:2:16: distributed.collectives: nccl, but ranks compute on CPUs (distributed.device: "
+      "auto), where NCCL adds nothing; write collectives: plan, or start on devices");
+}
+
 TEST_CASE("the backend follows the devices unless it is written") {
   CHECK(resolve_backend(load(""), 0) == "mpi");
   CHECK(resolve_backend(load(""), 2) == "nccl");

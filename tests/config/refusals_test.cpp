@@ -355,6 +355,9 @@ TEST_CASE("values that are legal alone are refused together") {
        "c.yaml:1:47: model.top_k: 5 is more than model.num_experts 4; lower it"},
       {"distributed: {node_rank: 1}",
        "c.yaml:1:26: distributed.node_rank: 1 is not below distributed.num_nodes 1"},
+      {"distributed: {backend: mpi, collectives: nccl}",
+       "c.yaml:1:42: distributed.collectives: nccl contradicts distributed.backend mpi; write "
+       "backend: nccl, or collectives: plan"},
       {"distributed: {backend: nccl, device: cpu}",
        "c.yaml:1:24: distributed.backend: nccl contradicts distributed.device cpu; write backend: "
        "mpi"},

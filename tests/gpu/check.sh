@@ -58,6 +58,8 @@ if command -v python3 >/dev/null; then
 else
   table+=("$(printf '%-24s         skipped: no python3 here' "PyTorch beside it")")
 fi
+# Ranks of one process have one device, which NCCL gives to one rank alone.
+table+=("$(printf '%-24s         skipped: needs two devices, and a process for each (docs/gpu-check.md)' "NCCL between ranks")")
 
 echo "== in all, $SECONDS s"
 printf '%s\n' "${table[@]}"

@@ -46,6 +46,7 @@ class Check(unittest.TestCase):
             self.assertRegex(table, rf"(?m)^{name} +\d+ s  passed$")
         for name in ("memcheck", "racecheck", "PyTorch beside it"):
             self.assertRegex(table, rf"(?m)^{name} .*(skipped|passed)")
+        self.assertRegex(table, r"(?m)^NCCL between ranks +skipped: needs two devices")
         for line in ("linear set bf16", "gpt2 f32: weights", "adamw", "tiny Llama tokens"):
             self.assertIn(f"\n{line}", done.stdout)
 

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "src/base/philox.h"
+#include "src/comm/nccl/nccl_sums.h"
 #include "src/comm/nccl/nccl_transport.h"
 #include "src/comm/staged_transport.h"
 #include "src/model/tensor_slice.h"
@@ -170,6 +171,11 @@ TrainerInputs World::inputs(int rank) {
     inputs.validation = sources_.emplace_back(options_.validation(rank)).get();
   }
   inputs.save_to = options_.save_to;
+  if (options_.nccl != nullptr) {
+    inputs.library_sums = [this](Group& group) {
+      return std::make_unique<NcclSums>(group, *options_.nccl);
+    };
+  }
   inputs.stop_requested = [this, rank] { return options_.stop_requested(rank); };
   if (rank != 0) return inputs;
   inputs.step_done = Port<StepMetrics>([this](std::int64_t step, StepMetrics metrics) {

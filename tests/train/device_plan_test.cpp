@@ -1,11 +1,14 @@
 // What --plan says of ranks on devices, against what they hold there.
 #include <catch2/catch.hpp>
 
+#include "src/comm/library_sums.h"
 #include "src/train/plan_report.h"
 #include "src/train/rank_plan.h"
 #include "tensor/storage.h"
 #include "tests/cuda/emulated_module.h"
 #include "tests/parity/world.h"
+
+extern "C" const llm::NcclCalls* llm_nccl_calls();
 
 namespace llm {
 namespace {
@@ -36,6 +39,12 @@ std::vector<Settings> many_settings() {
     settings.model.compute = zero_stage == 2 ? Dtype::bf16 : Dtype::f32;
     all.push_back(settings);
   }
+  settings.sums_by_nccl = true;
+  for (const int zero_stage : {0, 1, 3}) {
+    settings.zero_stage = zero_stage;
+    all.push_back(settings);
+  }
+  settings.sums_by_nccl = false;
   settings.offloads_parameters = true;
   settings.model.compute = Dtype::bf16;
   settings.validation = {.interval_steps = 1, .n_steps = 1, .n_samples = 2};
@@ -72,6 +81,7 @@ World::Options random_run(const Settings& settings) {
     return std::make_unique<RandomSamples>(1, settings.model.vocab_size, settings.seq_len);
   };
   if (settings.validation.n_samples > 0) options.validation = options.train;
+  if (settings.sums_by_nccl) options.nccl = llm_nccl_calls();
   return options;
 }
 
@@ -87,6 +97,33 @@ TEST_CASE("the plan's bytes of ranks on devices are what they hold there, to the
     }
     CHECK(storage_bytes_in_use(Device::cuda) == before);
   }
+}
+
+TEST_CASE("what ranks tell each other of NCCL's sums is in the plan, and what those promise") {
+  Settings settings = parity_settings(parity_gpt2(), 3, {1}, 1, 2);
+  settings.device = Device::cuda;
+  CHECK(library_sums_line(settings).empty());
+  CHECK(plan_text(settings, 1).find("receives of the gradient reducers") != std::string::npos);
+  settings.sums_by_nccl = true;
+  const std::string text = plan_text(settings, 1);
+  CHECK(text.find("the same bits at every start of this layout, not across layouts") !=
+        std::string::npos);
+  CHECK(text.find("receives of the gradient reducers") == std::string::npos);
+  for (const int zero_stage : {0, 1}) {
+    settings.zero_stage = zero_stage;
+    const test::EmulatedModule emulated(1);
+    World world(settings, random_run(settings));
+    world.run();
+    for (int rank = 0; rank < settings.grid.n_ranks(); ++rank) {
+      const StepTraffic traffic = step_traffic(settings, rank);
+      CHECK(world.counts(rank).messages_sent ==
+            traffic.n_start_messages + settings.n_steps * traffic.n_tensor_messages);
+      CHECK(world.counts(rank).bytes_sent ==
+            traffic.n_start_messages * sums_id_bytes + settings.n_steps * traffic.n_bytes);
+    }
+  }
+  settings.device = Device::cpu;
+  CHECK(library_sums_line(settings).empty());
 }
 
 TEST_CASE("offloaded, a rank's device has no masters, no moments and only the units in use") {

@@ -1,6 +1,7 @@
 #include "src/train/device.h"
 
 #include <catch2/catch.hpp>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -82,4 +83,21 @@ TEST_CASE("ranks that would share a device are refused unless a test lets them")
         "rank needs a device of its own; start fewer ranks on that node, or let each see another "
         "one (CUDA_VISIBLE_DEVICES), or write device: cpu");
   CHECK(choose_device("cuda", found, ranks_on({"a", "a", "a"}), true).is_cuda);
+}
+
+TEST_CASE("variables that let switches add up gradients are warned about") {
+  const auto warning_with = [](const char* name, const char* value) {
+    setenv(name, value, 1);
+    const std::string warning = switch_sums_warning();
+    unsetenv(name);
+    return warning;
+  };
+  unsetenv("NCCL_NVLS_ENABLE");
+  CHECK(switch_sums_warning().empty());
+  CHECK(warning_with("NCCL_NVLS_ENABLE", "0").empty());
+  CHECK(warning_with("NCCL_NVLS_ENABLE", "1") ==
+        "warning: NCCL_NVLS_ENABLE=1 lets switches add up gradients, with other bits from call to "
+        "call; unset it, or write collectives: plan");
+  CHECK(warning_with("NCCL_COLLNET_ENABLE", "1").find("NCCL_COLLNET_ENABLE=1") !=
+        std::string::npos);
 }

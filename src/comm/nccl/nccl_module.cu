@@ -21,7 +21,8 @@ int make_id(NcclCalls::Id& id) {
   return result;
 }
 
-int begin(NcclCalls::Communicator& made, const NcclCalls::Id& id, int rank, int most_ctas) {
+int begin(NcclCalls::Communicator& made, const NcclCalls::Id& id, NcclCalls::Place place,
+          int most_ctas) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   config.minCTAs = 1;
@@ -29,7 +30,8 @@ int begin(NcclCalls::Communicator& made, const NcclCalls::Id& id, int rank, int 
   ncclUniqueId own;
   std::memcpy(&own, id.data(), sizeof(own));
   ncclComm_t communicator = nullptr;
-  const ncclResult_t result = ncclCommInitRankConfig(&communicator, 2, own, rank, &config);
+  const ncclResult_t result =
+      ncclCommInitRankConfig(&communicator, place.n_ranks, own, place.rank, &config);
   made = communicator;
   return result;
 }
@@ -51,6 +53,32 @@ int receive(void* into, std::int64_t n_bytes, NcclCalls::Communicator communicat
             cudaStream_t stream) {
   return ncclRecv(into, static_cast<std::size_t>(n_bytes), ncclUint8, NcclCalls::sender,
                   of(communicator), stream);
+}
+
+int begin_group() {
+  return ncclGroupStart();
+}
+
+int end_group() {
+  return ncclGroupEnd();
+}
+
+int all_reduce(float* x, std::int64_t n, NcclCalls::Communicator communicator,
+               cudaStream_t stream) {
+  return ncclAllReduce(x, x, static_cast<std::size_t>(n), ncclFloat32, ncclSum, of(communicator),
+                       stream);
+}
+
+int reduce_scatter(float* x, std::int64_t n_each, int rank, NcclCalls::Communicator communicator,
+                   cudaStream_t stream) {
+  return ncclReduceScatter(x, x + rank * n_each, static_cast<std::size_t>(n_each), ncclFloat32,
+                           ncclSum, of(communicator), stream);
+}
+
+int reduce(float* x, std::int64_t n, int root, NcclCalls::Communicator communicator,
+           cudaStream_t stream) {
+  return ncclReduce(x, x, static_cast<std::size_t>(n), ncclFloat32, ncclSum, root, of(communicator),
+                    stream);
 }
 
 int finalize(NcclCalls::Communicator communicator) {
@@ -83,6 +111,11 @@ extern "C" const llm::NcclCalls* llm_nccl_calls() {
                                        .state = llm::state,
                                        .send = llm::send,
                                        .receive = llm::receive,
+                                       .begin_group = llm::begin_group,
+                                       .end_group = llm::end_group,
+                                       .all_reduce = llm::all_reduce,
+                                       .reduce_scatter = llm::reduce_scatter,
+                                       .reduce = llm::reduce,
                                        .finalize = llm::finalize,
                                        .destroy = llm::destroy,
                                        .abort = llm::abort,

@@ -288,7 +288,8 @@ void set_nccl_environment() {
   constexpr int keep = 0;
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", keep);
   setenv("CUDA_MODULE_LOADING", "EAGER", keep);
-  setenv("NCCL_DEBUG", "WARN", keep);  // the reason of an error is in a warning alone
+  setenv("NCCL_DEBUG", "WARN", keep);     // the reason of an error is in a warning alone
+  setenv("NCCL_NVLS_ENABLE", "0", keep);  // sums in a switch have other bits from call to call
 }
 
 }  // namespace llm

@@ -1,7 +1,7 @@
 #pragma once
 // What this project uses of NCCL 2.28, between ranks of one process and thread, on the emulated
-// device (tests/support/cuda/emulated_nccl.h): messages between two ranks on communicators that do
-// not block. What is not here is not used, or cannot be emulated.
+// device (tests/support/cuda/emulated_nccl.h): messages between two ranks, and sums over all, on
+// communicators that do not block. What is not here is not used, or cannot be emulated.
 #include <cuda_runtime.h>
 
 #include <climits>
@@ -32,6 +32,7 @@ enum ncclDataType_t {
   ncclFloat32 = 7,
   ncclBfloat16 = 9
 };
+enum ncclRedOp_t { ncclSum = 0 };
 
 struct ncclConfig_t {
   int blocking;
@@ -53,5 +54,12 @@ ncclResult_t ncclSend(const void* from, std::size_t count, ncclDataType_t dtype,
                       ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclRecv(void* into, std::size_t count, ncclDataType_t dtype, int peer,
                       ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclAllReduce(const void* from, void* into, std::size_t count, ncclDataType_t dtype,
+                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclReduceScatter(const void* from, void* into, std::size_t count_each,
+                               ncclDataType_t dtype, ncclRedOp_t op, ncclComm_t comm,
+                               cudaStream_t stream);
+ncclResult_t ncclReduce(const void* from, void* into, std::size_t count, ncclDataType_t dtype,
+                        ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream);
 const char* ncclGetErrorString(ncclResult_t result);
 const char* ncclGetLastError(ncclComm_t comm);
