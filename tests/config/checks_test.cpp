@@ -294,11 +294,11 @@ TEST_CASE("graphs change nothing on CPUs and under a trace, which a note says") 
   CHECK(notes(true, false).empty());
   CHECK(notes(true, true) ==
         std::vector<std::string>{
-            "c.yaml:1:15: distributed.cuda_graphs: a trace shows ops one by one; "
+            "c.yaml:1:28: distributed.cuda_graphs: a trace shows ops one by one; "
             "it changes nothing"});
   CHECK(
       notes(false, false) ==
-      std::vector<std::string>{"c.yaml:1:15: distributed.cuda_graphs: ranks on CPUs have no device "
+      std::vector<std::string>{"c.yaml:1:28: distributed.cuda_graphs: ranks on CPUs have no device "
                                "to issue to; it changes nothing"});
   LoadedConfig without = load("distributed: {device: cpu}\n");
   check_graphs(without, false, false);
