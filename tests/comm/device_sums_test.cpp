@@ -154,21 +154,25 @@ TEST_CASE("nothing is launched before every member has come to a sum, nor out of
 }
 
 TEST_CASE("ranks that would sum different vectors are told both sides, and NCCL nothing") {
-  for (int odd = 0; odd < 3; ++odd) {
-    for (const bool is_kind : {false, true}) {
-      Members members(3, 5, 12, 1);
+  for (int n_ranks = 2; n_ranks <= 4; ++n_ranks) {
+    std::vector<std::int64_t> equal{0};
+    for (int k = 1; k <= n_ranks; ++k) equal.push_back(12 / n_ranks * k);
+    std::vector<std::int64_t> unequal = equal;
+    ++unequal[1];
+    for (int odd = 0; odd < 2 * n_ranks; ++odd) {
+      const bool is_whole = odd >= n_ranks;
+      Members members(n_ranks, 5, 12, 1);
       const std::int64_t before = emulator::n_sums();
-      for (int r = 0; r < 3; ++r) {
-        std::vector<std::int64_t> cuts{0, 4, 8, 12};
-        if (r == odd)
-          cuts = is_kind ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{0, 4, 9, 12};
+      for (int r = 0; r < n_ranks; ++r) {
+        const bool is_odd = r == odd % n_ranks;
+        const auto cuts = !is_odd ? equal : (is_whole ? std::vector<std::int64_t>{} : unequal);
         members.ranks.loop.spawn("sum", sum_one(members.all[static_cast<std::size_t>(r)], 0, cuts));
       }
       CHECK_THROWS_WITH(
           members.ranks.loop.run(),
           Catch::Contains("ranks would sum different vectors as bucket 0 of step 0: rank ") &&
               Catch::Contains("[12 f32 in equal pieces ") &&
-              Catch::Contains(is_kind ? "[12 f32 for all]" : "[12 f32 in pieces "));
+              Catch::Contains(is_whole ? "[12 f32 for all]" : "[12 f32 in pieces "));
       CHECK(emulator::n_sums() == before);
     }
   }
