@@ -99,6 +99,16 @@ class Devices(program.ProgramTest):
         self.assertEqual(done.code, 78, done)
         self.assertIn("nccl, but this rank sees 0 devices; write backend: mpi or remove the line", done.causes()[0])
 
+    def test_a_rank_alone_gives_nccl_nothing_to_add_and_going_on_tells_the_change(self):
+        saves = ["checkpoint.save_interval_steps=1", "training.scheduler_type=constant", "training.run_validation=false"]
+        self.train("whole", *SMALL, CUDA, *saves, "training.max_steps=2", env=EMULATED, timeout=120)
+        self.train("part", *SMALL, CUDA, *saves, "training.max_steps=1", env=EMULATED, timeout=120)
+        done = self.train("part", *SMALL, CUDA, *saves, "training.max_steps=2", "checkpoint.resume_from_checkpoint=auto",
+                          "distributed.collectives=nccl", env=EMULATED, timeout=120)
+        self.assertIn("since the checkpoint: distributed.collectives plan -> nccl", done.out)
+        self.assertNotIn("added up by NCCL", done.out)
+        self.assertTrue(self.weights("part") == self.weights("whole"))
+
     def test_a_trace_shows_the_devices_ops(self):
         self.train("run", *SMALL, CUDA, "training.max_steps=1", "--trace", "trace", env=EMULATED, timeout=120)
         text = "".join(path.read_text() for path in (self.folder / "trace").iterdir())
