@@ -39,14 +39,28 @@ const NcclCalls& nccl_calls() {
   return *entry();
 }
 
+/// Both the library's products and this project's kernels are chosen by it.
+void check_one_kind(const std::vector<FoundDevice>& found, const std::vector<RankFacts>& facts) {
+  const auto said = [&](std::size_t rank) {
+    const int capability = found[rank].capability;
+    return fmt::format("rank {} ({}) has {} of compute capability {}.{}", rank, facts[rank].host,
+                       found[rank].name, capability / 10, capability % 10);
+  };
+  for (std::size_t rank = 1; rank < found.size(); ++rank) {
+    if (found[rank].capability == found[0].capability) continue;
+    throw ConfigError(fmt::format(
+        "distributed.device: {}, {}: kernels of different devices give other bits; choose nodes "
+        "with devices of one kind, or write device: cpu",
+        said(0), said(rank)));
+  }
+}
+
 }  // namespace
 
 std::string to_text(const FoundDevice& found) {
-  return nlohmann::json{{"n_devices", found.n_devices},
-                        {"index", found.index},
-                        {"name", found.name},
-                        {"pci_id", found.pci_id},
-                        {"why_not", found.why_not}}
+  return nlohmann::json{
+      {"n_devices", found.n_devices}, {"index", found.index},           {"name", found.name},
+      {"pci_id", found.pci_id},       {"capability", found.capability}, {"why_not", found.why_not}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -56,6 +70,7 @@ FoundDevice found_device_of(const std::string& text) {
           .index = json.at("index"),
           .name = json.at("name"),
           .pci_id = json.at("pci_id"),
+          .capability = json.at("capability"),
           .why_not = json.at("why_not")};
 }
 
@@ -84,6 +99,7 @@ FoundDevice find_device(const std::string& asked, int rank_on_node) {
   const cuda::DeviceFacts facts = runtime.facts(found.index);
   found.name = facts.name;
   found.pci_id = facts.pci_id;
+  found.capability = facts.capability;
   return found;
 }
 
@@ -107,6 +123,7 @@ DeviceChoice choose_device(const std::string& asked, const std::vector<FoundDevi
         "(CUDA_VISIBLE_DEVICES), or write device: cpu",
         first, second, facts[static_cast<std::size_t>(first)].host, one.pci_id, one.name));
   }
+  check_one_kind(found, facts);
   return {true, ""};
 }
 

@@ -15,6 +15,7 @@ struct FoundDevice {
   int index = -1;       ///< the one it would take; -1: none
   std::string name;     ///< "NVIDIA H200"
   std::string pci_id;   ///< "0000:17:00.0"
+  int capability = 0;   ///< 90 for 9.0
   std::string why_not;  ///< one line where there is none
   bool operator==(const FoundDevice&) const = default;
 };
@@ -35,8 +36,9 @@ struct DeviceChoice {
 };
 
 /// `asked` is distributed.device. "auto" takes devices where every rank has one, and the CPU
-/// otherwise. Refuses (ConfigError) "cuda" where a rank has none, and ranks that would share a
-/// device unless `may_share` (tests: LLM_SHARE_DEVICE=1): both name ranks, hosts and the way out.
+/// otherwise. Refuses (ConfigError) "cuda" where a rank has none, ranks that would share a device
+/// unless `may_share` (tests: LLM_SHARE_DEVICE=1), and devices of different compute capability,
+/// whose products and kernels have other bits: all name ranks, hosts and the way out.
 DeviceChoice choose_device(const std::string& asked, const std::vector<FoundDevice>& found,
                            const std::vector<RankFacts>& facts, bool may_share);
 

@@ -145,6 +145,7 @@ std::string sharing_table(const Settings& s) {
                         mib(by_kind[LedgerKind::other] + by_kind[LedgerKind::threads]),
                         mib(sum_of(ledger)), zero_stage == s.zero_stage ? "  this one" : "");
   }
+  if (s.device != Device::cpu) return text;
   return text +
          "  zero_stage 2 and 3 give gradients back once they are summed: less until the next "
          "backward\n";

@@ -92,7 +92,7 @@ void add_state(std::vector<LedgerEntry>& ledger, const Settings& s, int rank,
   add(ledger, LedgerKind::gradients,
       fmt::format("gradients, {} of the accumulation {}{}", several(n_buffers, "buffer", "s"),
                   s.accumulation == Accumulation::tree ? "tree" : "in sequence",
-                  s.zero_stage >= 2 ? ", until summed" : ""),
+                  s.zero_stage >= 2 && s.device == Device::cpu ? ", until summed" : ""),
       n_buffers * flat_bytes);
   if (model_of(s, rank).tie_embeddings && rank == embedding_holders(s, rank).owner) {
     const int n_extra = n_extra_leaves(compute.accumulation, compute.n_pending_leaves);

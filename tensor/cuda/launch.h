@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/base/check.h"
+#include "src/base/error.h"
 
 /// How this project's kernels are launched, and what they share. Every sum has one order, which
 /// follows from the op's shape alone; no kernel adds by atomics.
@@ -122,12 +123,20 @@ __device__ inline unsigned lane_of_warp() {
   return threadIdx.x % lanes;
 }
 
+/// Memory from the stream's pool, for what is put into it from now on. Throws OutOfMemory.
+inline void* allocate_in(cudaStream_t stream, std::size_t n_bytes) {
+  void* memory = nullptr;
+  const cudaError_t error = cudaMallocAsync(&memory, n_bytes, stream);
+  if (error == cudaErrorMemoryAllocation) throw OutOfMemory(static_cast<std::int64_t>(n_bytes));
+  check(error, "cudaMallocAsync");
+  return memory;
+}
+
 /// Device memory for the kernels that are put into the stream while this lives.
 class Scratch {
  public:
-  Scratch(std::size_t n_bytes, cudaStream_t stream) : stream_(stream) {
-    if (n_bytes > 0) check(cudaMallocAsync(&memory_, n_bytes, stream), "an allocation of scratch");
-  }
+  Scratch(std::size_t n_bytes, cudaStream_t stream)
+      : stream_(stream), memory_(n_bytes > 0 ? allocate_in(stream, n_bytes) : nullptr) {}
   ~Scratch() {
     if (memory_ != nullptr) cudaFreeAsync(memory_, stream_);
   }
@@ -140,7 +149,7 @@ class Scratch {
 
  private:
   cudaStream_t stream_;
-  void* memory_ = nullptr;
+  void* memory_;
 };
 
 }  // namespace llm::cuda

@@ -93,10 +93,7 @@ void select(int device) {
 
 void* allocate(std::int64_t n_bytes) {
   const auto size = static_cast<std::size_t>(std::max<std::int64_t>(n_bytes, 1));
-  void* memory = nullptr;
-  const cudaError_t error = cudaMallocAsync(&memory, size, memory_stream());
-  if (error == cudaErrorMemoryAllocation) throw OutOfMemory(n_bytes);
-  check(error, "cudaMallocAsync");
+  void* const memory = allocate_in(memory_stream(), size);
   check(cudaMemsetAsync(memory, 0, size, memory_stream()), "cudaMemsetAsync");
   check(cudaStreamSynchronize(memory_stream()), "cudaStreamSynchronize");
   return memory;

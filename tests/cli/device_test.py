@@ -65,6 +65,20 @@ class Devices(program.ProgramTest):
         self.assertIn("ranks 0 and 1 on", done.causes()[0])
         self.assertIn("would share device 0000:00:00.0 (emulated device)", done.causes()[0])
 
+    def test_devices_of_different_capability_are_refused(self):
+        done = self.llm_train(*program.TINY, *SMALL, CUDA, f"data.dataset_path={self.text()}", "logging.run_dir=run", ranks=2,
+                              env=SHARED | {"LLM_EMULATED_CAPABILITIES": "80 90"})
+        self.assertEqual(done.code, 78, done)
+        self.assertEqual(len(done.causes()), 1, done)
+        self.assertRegex(done.causes()[0], r"rank 0 \(.*\) has emulated device of compute capability 8.0, rank 1 \(.*\) has "
+                                           r"emulated device of compute capability 9.0: .*; choose nodes with devices of one kind, or ")
+
+    def test_memory_that_ends_in_an_op_names_what_was_asked_what_is_in_use_and_the_way_out(self):
+        done = self.llm_train(*program.TINY, *SMALL, CUDA, f"data.dataset_path={self.text()}", "logging.run_dir=run",
+                              env=EMULATED | {"LLM_EMULATED_BYTES": str(16 << 20)})
+        self.assertEqual(done.code, 70, done)
+        self.assertRegex(done.causes()[0], r"out of memory: 32.[23] MiB asked for, [0-9.]+ MiB of the [0-9.]+ MiB planned")
+
     def test_a_killed_rank_ends_a_run_on_devices(self):
         process = self.start(*program.TINY, *SMALL, CUDA, "distributed.backend=mpi", "training.max_steps=100000", "training.epochs=100000",
                              "training.batch_size=1", f"data.dataset_path={self.text()}", "logging.run_dir=run", ranks=2, env=SHARED)

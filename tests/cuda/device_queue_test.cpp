@@ -10,6 +10,7 @@
 #include "tensor/ops/adamw.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
+#include "tensor/ops/linear.h"
 #include "tensor/queue.h"
 #include "tensor/storage.h"
 #include "tests/cuda/emulated_module.h"
@@ -29,6 +30,22 @@ Storage numbers(float first) {
 
 std::vector<float> copied(View x) {
   return {x.as<float>(), x.as<float>() + x.n_elements()};
+}
+
+TEST_CASE("an op's scratch that a device has no memory for is out of memory, of so many bytes") {
+  test::EmulatedModule emulated(1);
+  cuda::module().runtime.use_library(false);
+  {
+    const Storage x(n * 8 * 4, Device::cuda), dweight(8 * 8 * 4, Device::cuda),
+        dbias(8 * 4, Device::cuda);
+    emulated.device().limit_bytes = emulated.device().bytes_in_use();
+    Queue queue(Device::cuda);
+    const View rows = x.view(Dtype::f32, {n, 8});
+    linear_backward_weight(queue, rows, rows, Write::set, dweight.view(Dtype::f32, {8, 8}),
+                           dbias.view(Dtype::f32, {8}));
+    CHECK_THROWS_WITH(queue.finish(), Catch::Matches("out of memory: [1-9][0-9]* bytes asked for"));
+  }
+  cuda::module().runtime.use_library(true);
 }
 
 TEST_CASE("memory of a device begins as zeros, is counted, and is given back") {

@@ -150,8 +150,11 @@ TEST_CASE("offloaded, a rank's device has no masters, no moments and only the un
     INFO(text);
     CHECK(text.find(part) != std::string::npos);
   }
+  // Gradients stay where they are on a device.
+  CHECK(text.find("until summed") == std::string::npos);
   settings.device = Device::cpu;
   CHECK_FALSE(settings.offloads());
+  CHECK(plan_text(settings, 1).find("until summed") != std::string::npos);
   CHECK(plan_text(settings, 1).find("on the host") == std::string::npos);
 }
 

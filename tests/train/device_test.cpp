@@ -18,7 +18,12 @@ std::vector<RankFacts> ranks_on(const std::vector<std::string>& hosts) {
 }
 
 FoundDevice device(int index, const std::string& pci_id) {
-  return {.n_devices = 2, .index = index, .name = "NVIDIA H200", .pci_id = pci_id, .why_not = ""};
+  return {.n_devices = 2,
+          .index = index,
+          .name = "NVIDIA H200",
+          .pci_id = pci_id,
+          .capability = 90,
+          .why_not = ""};
 }
 
 FoundDevice none(const std::string& why_not) {
@@ -100,4 +105,17 @@ TEST_CASE("variables that let switches add up gradients are warned about") {
         "call; unset it, or write collectives: plan");
   CHECK(warning_with("NCCL_COLLNET_ENABLE", "1").find("NCCL_COLLNET_ENABLE=1") !=
         std::string::npos);
+}
+
+TEST_CASE("devices of different compute capability are refused, and said which") {
+  std::vector<FoundDevice> found = {device(0, "0000:17:00.0"), device(1, "0000:65:00.0"),
+                                    device(0, "0000:17:00.0")};
+  found[2].name = "NVIDIA A100";
+  found[2].capability = 80;
+  for (const std::string asked : {"auto", "cuda"}) {
+    CHECK(refusal(asked, found, {"a", "a", "b"}) ==
+          "distributed.device: rank 0 (a) has NVIDIA H200 of compute capability 9.0, rank 2 (b) "
+          "has NVIDIA A100 of compute capability 8.0: kernels of different devices give other "
+          "bits; choose nodes with devices of one kind, or write device: cpu");
+  }
 }

@@ -314,6 +314,8 @@ Device::~Device() = default;
 // is the same at each launch.
 void* Device::allocate(std::size_t n_bytes, StreamId stream) {
   State& s = *state_;
+  const bool is_limited = limit_bytes < memory_bytes;  // counting is slow
+  if (is_limited && bytes_in_use() + n_bytes > limit_bytes) return nullptr;
   std::byte* const begin = s.take_addresses(n_bytes);
   if (Graph* const graph = s.capturing(stream)) {
     graph->blocks.emplace(begin, n_bytes);

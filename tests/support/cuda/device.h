@@ -49,12 +49,15 @@ class Device {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
+  /// nullptr where more than limit_bytes would be in use.
   void* allocate(std::size_t n_bytes, StreamId stream);
   void release(void* memory, StreamId stream);
   void* allocate_pinned(std::size_t n_bytes);
   void release_pinned(void* memory);
   /// Bytes allocated and not released.
   std::size_t bytes_in_use() const;
+  std::size_t limit_bytes = memory_bytes;
+  int capability = 0;  ///< of kernels: 80 for 8.0
 
   StreamId create_stream();
   void destroy_stream(StreamId stream);

@@ -44,6 +44,8 @@ struct cudaDeviceProp {
 };
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = cudaDeviceProp();
+  properties->major = llm::emulator::current_device()->capability / 10;
+  properties->minor = llm::emulator::current_device()->capability % 10;
   return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetPCIBusId(char* id, int n_bytes, int) {
@@ -51,7 +53,7 @@ inline cudaError_t cudaDeviceGetPCIBusId(char* id, int n_bytes, int) {
   return cudaSuccess;
 }
 inline cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* n_bytes) {
-  *n_bytes = llm::emulator::Device::memory_bytes;
+  *n_bytes = llm::emulator::current_device()->limit_bytes;
   *free_bytes = *n_bytes - llm::emulator::current_device()->bytes_in_use();
   return cudaSuccess;
 }
@@ -80,8 +82,8 @@ inline cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  const cudaDeviceProp properties;
-  *value = attribute == cudaDevAttrComputeCapabilityMajor ? properties.major : properties.minor;
+  const int capability = llm::emulator::current_device()->capability;
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? capability / 10 : capability % 10;
   return cudaSuccess;
 }
 
@@ -113,7 +115,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 
 inline cudaError_t cudaMallocAsync(void** memory, std::size_t n_bytes, cudaStream_t stream) {
   *memory = llm::emulator::current_device()->allocate(n_bytes, llm::emulator::number_of(stream));
-  return cudaSuccess;
+  return *memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 inline cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
   llm::emulator::current_device()->release(memory, llm::emulator::number_of(stream));
