@@ -124,6 +124,20 @@ void activate(const Block& block, const BlockSaved& saved, MutView hidden) {
   }
 }
 
+/// Whether the hidden layer is one op: gelu_tanh of one linear layer.
+bool is_linear_gelu(const ModelConfig& config) {
+  return !config.gated && !config.is_mixture() && config.activation == Activation::gelu_tanh;
+}
+
+/// saved.up, and `hidden` if that is wanted, from saved.middle, where is_linear_gelu. The rows
+/// after norm2 pass through `normed`.
+void forward_linear_gelu(const Block& block, const BlockSaved& saved, MutView normed,
+                         MutView hidden, Hidden use) {
+  normalize(block.config, block.pass, block.norm2(saved), saved.middle, normed);
+  linear_gelu_tanh(block.pass.queue, normed, block.values[Role::up_weight],
+                   block.values[Role::up_bias], saved.up, hidden, use);
+}
+
 void forward_out(const Block& block, const BlockSaved& saved, MutView out) {
   const ArenaScope scope(block.pass.scratch);
   const MutView hidden = block.take_intermediate(block.pass.scratch);
@@ -206,13 +220,19 @@ void take_mlp_deltas(const Block& block, Arena& arena, BlockDeltas& deltas) {
 
 void mlp_forward_half(const Block& block, const BlockSaved& saved, MutView projected) {
   Queue& queue = block.pass.queue;
-  forward_hidden(block, saved);
-  if (block.config.is_mixture()) {
+  if (is_linear_gelu(block.config)) {
+    const ArenaScope scope(block.pass.scratch);
+    const MutView hidden = block.take_intermediate(block.pass.scratch);
+    forward_linear_gelu(block, saved, projected, hidden, Hidden::wanted);
+    block.sum_of_products(hidden, Role::down_weight, Role::down_bias, projected);
+  } else if (block.config.is_mixture()) {
+    forward_hidden(block, saved);
     forward_experts(block, saved);
     combine_rows(queue, block.router_shape(), saved.routing, Weigh::yes, saved.expert_out,
                  projected);
     sum_over_group(block.config, block.pass, projected);
   } else {
+    forward_hidden(block, saved);
     forward_out(block, saved, projected);
   }
   dropout_forward(queue, block.dropout(DropoutSite::mlp_output), block.pass.seq_len,
@@ -220,6 +240,12 @@ void mlp_forward_half(const Block& block, const BlockSaved& saved, MutView proje
 }
 
 void mlp_recompute(const Block& block, const BlockSaved& saved) {
+  if (is_linear_gelu(block.config)) {
+    const ArenaScope scope(block.pass.scratch);
+    const MutView hidden = block.take_intermediate(block.pass.scratch);
+    const MutView normed = block.take_hidden(block.pass.scratch);
+    return forward_linear_gelu(block, saved, normed, hidden, Hidden::room);
+  }
   forward_hidden(block, saved);
   if (block.config.is_mixture()) forward_experts(block, saved);
 }

@@ -238,6 +238,7 @@ constexpr OpCalls op_calls() {
           .embedding_backward = embedding_backward,
           .add_positions = add_positions,
           .linear_forward = multiply<linear_forward>,
+          .linear_gelu_tanh = multiply<linear_gelu_tanh>,
           .linear_backward_input = multiply<linear_backward_input>,
           .linear_backward_weight = multiply<linear_backward_weight>,
           .rope = rope,

@@ -86,6 +86,7 @@ struct OpCalls {
   LLM_CUDA_OP(embedding_backward);
   LLM_CUDA_OP(add_positions);
   LLM_CUDA_OP(linear_forward);
+  LLM_CUDA_OP(linear_gelu_tanh);
   LLM_CUDA_OP(linear_backward_input);
   LLM_CUDA_OP(linear_backward_weight);
   LLM_CUDA_OP(rope);

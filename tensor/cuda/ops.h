@@ -10,6 +10,7 @@
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/grouped_rows.h"
+#include "tensor/ops/linear.h"
 #include "tensor/ops/norm.h"
 #include "tensor/ops/router.h"
 #include "tensor/view.h"
@@ -68,6 +69,9 @@ void embedding_backward(cudaStream_t stream, View tokens, View dy, std::int64_t 
                         MutView dtable, MutView dpositions, TablePart part = {});
 
 void linear_forward(cudaStream_t stream, View x, View weight, View bias, MutView y);
+/// In one product where the library has one for this shape in f32.
+void linear_gelu_tanh(cudaStream_t stream, View x, View weight, View bias, MutView up,
+                      MutView hidden, Hidden use);
 void linear_backward_input(cudaStream_t stream, View dy, View weight, Write write, MutView dx);
 void linear_backward_weight(cudaStream_t stream, View x, View dy, Write write, MutView dweight,
                             MutView dbias);

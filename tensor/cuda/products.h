@@ -52,7 +52,15 @@ class Products {
   /// of its row.
   void multiply(const Factor& a, const Factor& b, View bias, Write write, MutView c);
 
+  /// up = a b + bias and c = gelu_tanh(up) in one product, all f32: no rounding is left out, as it
+  /// would be in a low dtype, where the library's GELU acts on the sum before it is rounded.
+  /// False, and nothing is done, where the library has no such product of this shape: its rows of
+  /// `up` are whole groups of 8, and it offers an algorithm.
+  bool multiply_gelu_tanh(const Factor& a, const Factor& b, View bias, MutView up, MutView c);
+
  private:
+  struct Call;
+  bool run(const Call& call);
   struct State;
   std::unique_ptr<State> state_;
 };

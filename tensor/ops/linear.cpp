@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "tensor/cuda/issue.h"
+#include "tensor/ops/activation.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/elementwise_kernels.h"
 #include "tensor/ops/linear_bf16.h"
@@ -231,6 +232,23 @@ void linear_forward(Queue& queue, View x, View weight, View bias, MutView y) {
       forward_tile(views, cut.rows(tile), features, turned->data());
     });
   }
+}
+
+void linear_gelu_tanh(Queue& queue, View x, View weight, View bias, MutView up, MutView hidden,
+                      Hidden use) {
+  const Dtype dtype = compute_dtype(x, "x");
+  expect_matrix(x, "x", dtype);
+  expect_matrix(weight, "weight", dtype);
+  const Shape outputs{x.shape()[0], weight.shape()[0]};
+  expect(weight, "weight", dtype, {outputs[1], x.shape()[1]});
+  if (!bias.empty()) expect(bias, "bias", {outputs[1]});
+  expect(up, "up", dtype, outputs);
+  expect(hidden, "hidden", dtype, outputs);
+  if (issued(queue, "linear_gelu_tanh", &cuda::OpCalls::linear_gelu_tanh, x, weight, bias, up,
+             hidden, use))
+    return;
+  linear_forward(queue, x, weight, bias, up);
+  if (use == Hidden::wanted) activation_forward(queue, Activation::gelu_tanh, up, hidden);
 }
 
 void linear_backward_input(Queue& queue, View dy, View weight, Write write, MutView dx) {

@@ -109,6 +109,16 @@ void linear_forward(cudaStream_t stream, View x, View weight, View bias, MutView
   });
 }
 
+void linear_gelu_tanh(cudaStream_t stream, View x, View weight, View bias, MutView up,
+                      MutView hidden, Hidden use) {
+  Products* const library = x.dtype() == Dtype::f32 ? library_of(stream, x, weight) : nullptr;
+  const bool is_one =
+      library != nullptr && library->multiply_gelu_tanh({x}, {weight, true}, bias, up, hidden);
+  if (is_one) return;
+  linear_forward(stream, x, weight, bias, up);
+  if (use == Hidden::wanted) activation_forward(stream, Activation::gelu_tanh, up, hidden);
+}
+
 void linear_backward_input(cudaStream_t stream, View dy, View weight, Write write, MutView dx) {
   if (Products* const library = library_of(stream, dy, weight)) {
     return library->multiply({dy}, {weight}, View(), write, dx);

@@ -15,6 +15,16 @@ enum class Write : std::uint8_t { set, add };
 ///   x and W have one dtype, f32 or low; y has the same or is f32
 void linear_forward(Queue& queue, View x, View weight, View bias, MutView y);
 
+/// Whether an op's hidden layer is read after it, or is room that the op may write to.
+enum class Hidden : std::uint8_t { wanted, room };
+
+/// up = x W^T + b and hidden = gelu_tanh(up): linear_forward, then activation_forward, which rounds
+/// where they do. A device may have both in one product where up is f32; that has other bits, so
+/// whoever wants the bits of `up` alone calls this with Hidden::room.
+///   up, hidden (n, out) of x's dtype, not overlapping; the rest as in linear_forward
+void linear_gelu_tanh(Queue& queue, View x, View weight, View bias, MutView up, MutView hidden,
+                      Hidden use);
+
 /// dx = dy W (Write::add: dx += dy W, and the sum is rounded once).
 ///   dy (n, out)   W (out, in)   dx (n, in)   all f32, or all of one low dtype
 void linear_backward_input(Queue& queue, View dy, View weight, Write write, MutView dx);

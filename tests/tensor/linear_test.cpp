@@ -1,9 +1,12 @@
 #include "tensor/ops/linear.h"
 
+#include <numeric>
 #include <string>
 
 #include "src/base/error.h"
+#include "tensor/ops/activation.h"
 #include "tensor/ops/matmul.h"
+#include "tests/support/float64.h"
 #include "tests/tensor/support.h"
 
 using namespace llm;
@@ -11,18 +14,12 @@ using namespace llm::test;
 
 namespace {
 
-/// y = x W^T + b in float64.
+/// y = x W^T + b of n rows in float64.
 Doubles reference(const Doubles& x, const Doubles& w, const Doubles& b, std::size_t n) {
-  const std::size_t n_in = x.size() / n, n_out = w.size() / n_in;
-  Doubles y;
-  for (std::size_t r = 0; r < n; ++r) {
-    for (std::size_t o = 0; o < n_out; ++o) {
-      double sum = b.empty() ? 0 : b[o];
-      for (std::size_t i = 0; i < n_in; ++i) sum += x[r * n_in + i] * w[o * n_in + i];
-      y.push_back(sum);
-    }
-  }
-  return y;
+  const std::size_t n_in = x.size() / n;
+  std::vector<std::size_t> rows(n);
+  std::iota(rows.begin(), rows.end(), std::size_t{0});
+  return float64::linear_forward({{0, n}, n_in, w.size() / n_in}, x, w, b, rows);
 }
 
 }  // namespace
@@ -204,4 +201,24 @@ TEST_CASE("no rows at all give no output and a zero weight gradient") {
   linear_backward_weight(queue, x, dy, Write::set, dw, db);
   queue.finish();
   check_close(dw, Doubles(6, 0.0), 0);
+}
+
+TEST_CASE("a linear layer with its gelu has the bits of the two ops, and may leave the gelu out") {
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
+    INFO(name_of(dtype));
+    Queue queue;
+    const Tensor x = converted(random_tensor({5, 7}, 1), dtype);
+    const Tensor w = converted(random_tensor({8, 7}, 2), dtype), b = random_tensor({8}, 3);
+    const Tensor up({5, 8}, dtype), hidden({5, 8}, dtype);
+    const Tensor expected_up({5, 8}, dtype), expected({5, 8}, dtype), alone({5, 8}, dtype);
+    linear_gelu_tanh(queue, x, w, b, up, hidden, Hidden::wanted);
+    linear_gelu_tanh(queue, x, w, b, alone, expected, Hidden::room);
+    linear_forward(queue, x, w, b, expected_up);
+    activation_forward(queue, Activation::gelu_tanh, expected_up, expected);
+    queue.finish();
+    CHECK(same_bits(up, expected_up));
+    CHECK(same_bits(hidden, expected));
+    CHECK(same_bits(alone, expected_up));
+    CHECK_THROWS_AS(linear_gelu_tanh(queue, x, w, b, up, x, Hidden::wanted), ContractBroken);
+  }
 }

@@ -1,6 +1,7 @@
 #include <cublasLt.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -17,6 +18,8 @@ struct cublasLtMatmulDescOpaque_t {
   std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   const void* bias = nullptr;
   std::int32_t bias_type = -1;  ///< -1: d's
+  void* aux = nullptr;
+  std::int64_t aux_leading = 0;
 };
 struct cublasLtMatrixLayoutOpaque_t {
   cudaDataType_t type;
@@ -47,7 +50,8 @@ struct Algorithm {
   std::uint32_t n_splits;  ///< of the sum over k
   std::uint32_t scheme;    ///< how their partial sums come together
   std::uint16_t alignments[4];
-  std::uint64_t bias_alignment;
+  std::uint16_t bias_alignment;
+  std::uint16_t aux_alignment;
   std::uint64_t workspace_bytes;
   std::uint32_t types;
 };
@@ -88,6 +92,31 @@ bool is_layout(const Layout* x) {
          x->leading >= static_cast<std::int64_t>(x->rows);
 }
 
+bool adds_bias(const cublasLtMatmulDescOpaque_t& desc) {
+  return desc.epilogue == CUBLASLT_EPILOGUE_BIAS ||
+         desc.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+}
+bool keeps_sum(const cublasLtMatmulDescOpaque_t& desc) {
+  return desc.epilogue == CUBLASLT_EPILOGUE_GELU_AUX ||
+         desc.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+}
+
+/// A bias is of d's type; what a GELU leaves lies in rows of whole groups of 8.
+cublasStatus_t check_epilogue(const cublasLtMatmulDescOpaque_t& desc, const Layout& d) {
+  const bool is_known =
+      desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || adds_bias(desc) || keeps_sum(desc);
+  if (!is_known || (keeps_sum(desc) && !has_gelu_epilogues())) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (adds_bias(desc)) {
+    const std::int32_t type = desc.bias_type == -1 ? d.type : desc.bias_type;
+    if (type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (desc.bias == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  if (!keeps_sum(desc)) return CUBLAS_STATUS_SUCCESS;
+  const bool has_room = desc.aux != nullptr && desc.aux_leading % 8 == 0 &&
+                        desc.aux_leading >= static_cast<std::int64_t>(d.rows);
+  return has_room ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
 /// What the library's table of supported types has, and whether the extents fit.
 cublasStatus_t check(const cublasLtMatmulDescOpaque_t* desc, const Layout* a, const Layout* b,
                      const Layout* c, const Layout* d, Extents& extents) {
@@ -110,14 +139,7 @@ cublasStatus_t check(const cublasLtMatmulDescOpaque_t* desc, const Layout* a, co
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
   if (d->type != a->type && d->type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-  if (desc->epilogue == CUBLASLT_EPILOGUE_BIAS) {
-    const std::int32_t type = desc->bias_type == -1 ? d->type : desc->bias_type;
-    if (type != d->type) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (desc->bias == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-  } else if (desc->epilogue != CUBLASLT_EPILOGUE_DEFAULT) {
-    return CUBLAS_STATUS_NOT_SUPPORTED;
-  }
-  return CUBLAS_STATUS_SUCCESS;
+  return check_epilogue(*desc, *d);
 }
 
 /// The largest power of two that divides an address, 256 at most.
@@ -126,8 +148,10 @@ std::uint64_t alignment_of(const void* address) {
   return bits & (~bits + 1);
 }
 
-/// The sum over k in splits, where matrices are aligned for wide loads, is long and has room.
-Algorithm choose(const Extents& extents, const cublasLtMatmulPreferenceOpaque_t& preference) {
+/// The sum over k in splits, where matrices are aligned for wide loads, is long and has room; fewer
+/// before a GELU, so that a sum has other bits there.
+Algorithm choose(const Extents& extents, const cublasLtMatmulPreferenceOpaque_t& preference,
+                 bool has_gelu) {
   Algorithm algorithm{};
   algorithm.extents = extents;
   algorithm.n_splits = 1;
@@ -137,7 +161,7 @@ Algorithm choose(const Extents& extents, const cublasLtMatmulPreferenceOpaque_t&
   for (std::size_t i = 0; i < 4; ++i) {
     algorithm.alignments[i] = static_cast<std::uint16_t>(std::min(wide, preference.alignments[i]));
   }
-  const std::uint64_t n_splits = least >= wide ? 4 : 2;
+  const std::uint64_t n_splits = (least >= wide ? 4 : 2) - (has_gelu ? 1 : 0);
   const std::uint64_t bytes = n_splits * extents.m * extents.n * sizeof(float);
   constexpr std::uint64_t long_sum = 16;
   if (extents.k < long_sum || bytes > preference.workspace_bytes) return algorithm;
@@ -180,6 +204,13 @@ std::vector<float> lines_of(const void* x, const Layout& layout, bool is_by_colu
   return lines;
 }
 
+/// The library's GELU: tanh's, of the sum as it is before it is rounded.
+float gelu_of(float sum) {
+  const double x = sum;
+  return static_cast<float>(0.5 * x *
+                            (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))));
+}
+
 void multiply(const Product& p) {
   const auto& [m, n, k] = p.extents;
   const bool turns_a = p.desc.transposes_a == CUBLAS_OP_T;
@@ -202,7 +233,11 @@ void multiply(const Product& p) {
       const std::uint64_t index = j * static_cast<std::uint64_t>(p.d_layout.leading) + i;
       sum *= p.alpha;
       if (p.beta != 0) sum += p.beta * load(p.c, index, type);
-      if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += load(p.desc.bias, i, type);
+      if (adds_bias(p.desc)) sum += load(p.desc.bias, i, type);
+      if (keeps_sum(p.desc)) {
+        store(p.desc.aux, j * static_cast<std::uint64_t>(p.desc.aux_leading) + i, type, sum);
+        sum = gelu_of(sum);
+      }
       store(p.d, index, type, sum);
     }
   }
@@ -239,6 +274,11 @@ cublasStatus_t destroy(Object* object) {
 }  // namespace llm::emulator
 
 using namespace llm::emulator;
+
+bool& has_gelu_epilogues() {
+  static bool has = true;
+  return has;
+}
 
 const char* cublasLtGetStatusName(cublasStatus_t status) {
   switch (status) {
@@ -284,6 +324,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
       return assign(desc->bias, value, n_bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
       return assign(desc->bias_type, value, n_bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+      return assign(desc->aux, value, n_bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+      return assign(desc->aux_leading, value, n_bytes);
   }
   return CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -332,8 +376,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   Extents extents{};
   const cublasStatus_t status = check(desc, a, b, c, d, extents);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
-  Algorithm algorithm = choose(extents, *preference);
-  algorithm.bias_alignment = std::min<std::uint64_t>(16, alignment_of(desc->bias));
+  Algorithm algorithm = choose(extents, *preference, keeps_sum(*desc));
+  const auto needed = [](const void* address) {
+    return static_cast<std::uint16_t>(std::min<std::uint64_t>(16, alignment_of(address)));
+  };
+  algorithm.bias_alignment = needed(desc->bias);
+  algorithm.aux_alignment = needed(desc->aux);
   algorithm.types = types_of(*desc, *a, *d);
   results[0] = {};
   std::memcpy(&results[0].algo, &algorithm, sizeof(algorithm));
@@ -380,9 +428,15 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   add_accesses(accesses, b, *b_layout, false);
   if (p.beta != 0) add_accesses(accesses, c, *c_layout, false);
   add_accesses(accesses, d, *d_layout, true);
-  if (desc->epilogue == CUBLASLT_EPILOGUE_BIAS) {
+  if (adds_bias(*desc)) {
     if (alignment_of(desc->bias) < algorithm.bias_alignment) return CUBLAS_STATUS_NOT_SUPPORTED;
     accesses.push_back({desc->bias, false});
+  }
+  if (keeps_sum(*desc)) {
+    if (alignment_of(desc->aux) < algorithm.aux_alignment) return CUBLAS_STATUS_NOT_SUPPORTED;
+    Layout aux = *d_layout;
+    aux.leading = desc->aux_leading;
+    add_accesses(accesses, desc->aux, aux, true);
   }
   if (algorithm.workspace_bytes > 0) accesses.push_back({workspace, true});
   current_device()->call(number_of(stream), "a product", accesses, [p] { multiply(p); });

@@ -58,6 +58,11 @@ class Rig {
     create(&b_layout, of_b, CUDA_R_32F);
     create(&d_layout, of_d, type);
   }
+  template <typename Value>
+  void set(cublasLtMatmulDescAttributes_t attribute, Value value) {
+    REQUIRE(cublasLtMatmulDescSetAttribute(desc, attribute, &value, sizeof(value)) ==
+            CUBLAS_STATUS_SUCCESS);
+  }
   cublasStatus_t choose() {
     int n = 0;
     return cublasLtMatmulAlgoGetHeuristic(handle, desc, a_layout, b_layout, d_layout, d_layout,
@@ -129,6 +134,28 @@ TEST_CASE("emulated cuBLASLt refuses layouts, types and epilogues that the libra
   CHECK(rig.choose() == CUBLAS_STATUS_NOT_SUPPORTED);
   CHECK(cublasLtMatmulDescSetAttribute(rig.desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, 8) ==
         CUBLAS_STATUS_INVALID_VALUE);
+}
+
+TEST_CASE("emulated cuBLASLt keeps a GELU's sum in rows of whole groups of 8, aligned as chosen") {
+  Rig rig;
+  auto* const sum = static_cast<float*>(rig.memory(2048));
+  rig.set(CUBLASLT_MATMUL_DESC_EPILOGUE, std::uint32_t{CUBLASLT_EPILOGUE_GELU_AUX});
+  CHECK(rig.choose() == CUBLAS_STATUS_INVALID_VALUE);  // neither room nor its rows are given
+  rig.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, sum);
+  for (const std::int64_t leading : {0, 4, 12}) {  // of 8 rows
+    rig.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, leading);
+    CHECK(rig.choose() == CUBLAS_STATUS_INVALID_VALUE);
+  }
+  rig.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, std::int64_t{8});
+  has_gelu_epilogues() = false;
+  CHECK(rig.choose() == CUBLAS_STATUS_NOT_SUPPORTED);
+  has_gelu_epilogues() = true;
+  REQUIRE(rig.choose() == CUBLAS_STATUS_SUCCESS);
+  CHECK(rig.multiply() == CUBLAS_STATUS_SUCCESS);
+  rig.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, sum + 1);
+  CHECK(rig.multiply() == CUBLAS_STATUS_NOT_SUPPORTED);
+  rig.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, sum + 512 - 28);
+  CHECK_THAT(error_of([&] { rig.multiply(); }), Catch::Contains("memory that was never allocated"));
 }
 
 TEST_CASE("emulated cuBLASLt refuses a workspace too small or crooked, and matrices less aligned") {
