@@ -47,7 +47,7 @@ class Check(unittest.TestCase):
         for name in ("memcheck", "racecheck", "PyTorch beside it"):
             self.assertRegex(table, rf"(?m)^{name} .*(skipped|passed)")
         self.assertRegex(table, r"(?m)^NCCL between ranks +skipped: needs two devices")
-        for line in ("linear set bf16", "gpt2 f32: weights", "adamw", "tiny Llama tokens"):
+        for line in ("linear_backward_weight bf16, added: dweight", "gpt2 f32: weights", "adamw", "tiny Llama tokens"):
             self.assertIn(f"\n{line}", done.stdout)
 
     def test_a_figure_outside_its_limit_fails_the_check(self):

@@ -15,7 +15,8 @@ void Report::line(std::string_view name, double figure, std::string_view unit, L
   std::string bound;
   if (limit.kind == Limit::Kind::at_most) bound = fmt::format(" (at most {:.4g})", limit.value);
   if (limit.kind == Limit::Kind::at_least) bound = fmt::format(" (at least {:.4g})", limit.value);
-  if (!is_ok) ++n_failed_;
+  if (!is_ok) failed_.emplace_back(name);
+  if (is_ok && limit.kind != Limit::Kind::none) passed_.emplace_back(name);
   fmt::print("{:<52} {:>10.5g} {}{}{}\n", name, figure, unit, bound, is_ok ? "" : " FAILED");
   std::fflush(stdout);
 }
@@ -26,7 +27,7 @@ void Report::note(std::string_view text) {
 }
 
 void Report::failure(std::string_view name, std::string_view reason) {
-  ++n_failed_;
+  failed_.emplace_back(name);
   fmt::print("{}: {} FAILED\n", name, reason);
   std::fflush(stdout);
 }

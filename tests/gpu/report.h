@@ -1,6 +1,7 @@
 #pragma once
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace llm::gpu {
 
@@ -25,10 +26,14 @@ class Report {
   /// A line that says something and holds no figure.
   void note(std::string_view text);
   void failure(std::string_view name, std::string_view reason);
-  int n_failed() const { return n_failed_; }
+  int n_failed() const { return static_cast<int>(failed_.size()); }
+  /// Names, of lines without a limit none.
+  const std::vector<std::string>& failed() const { return failed_; }
+  const std::vector<std::string>& passed() const { return passed_; }
 
  private:
-  int n_failed_ = 0;
+  std::vector<std::string> failed_;
+  std::vector<std::string> passed_;
 };
 
 /// What all checks are told.

@@ -2,6 +2,7 @@
 
 #include "src/base/error.h"
 #include "tensor/ops/activation_kernels.h"
+#include "tests/support/float64.h"
 #include "tests/tensor/support.h"
 
 using namespace llm;
@@ -11,20 +12,6 @@ namespace {
 
 const Activation every_activation[] = {Activation::gelu, Activation::gelu_tanh, Activation::silu,
                                        Activation::relu};
-
-double reference(Activation f, double x) {
-  switch (f) {
-    case Activation::gelu:
-      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
-    case Activation::gelu_tanh:
-      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-    case Activation::silu:
-      return x / (1 + std::exp(-x));
-    case Activation::relu:
-      return std::max(x, 0.0);
-  }
-  return 0;
-}
 
 /// From -12 to 12 in uneven steps, the places where approximations meet included.
 Tensor wide_range(std::int64_t n) {
@@ -73,9 +60,10 @@ TEST_CASE("activations and their slopes agree with float64 over a wide range") {
       for (std::int64_t i = 0; i < n; ++i) {
         const double at = x[i], step = 1e-5;
         if (f == Activation::relu && std::abs(at) < 1e-3) continue;  // no slope at the corner
-        const double slope = (reference(f, at + step) - reference(f, at - step)) / (2 * step);
+        const double slope =
+            (float64::activation(f, at + step) - float64::activation(f, at - step)) / (2 * step);
         const double size = std::max(1.0, std::abs(at));
-        worst_value = std::max(worst_value, std::abs(y[i] - reference(f, at)) / size);
+        worst_value = std::max(worst_value, std::abs(y[i] - float64::activation(f, at)) / size);
         worst_slope = std::max(worst_slope, std::abs(dx[i] - slope) / size);
       }
       INFO("activation " << static_cast<int>(f) << (is_fast ? " fast" : " plain"));
@@ -129,7 +117,8 @@ TEST_CASE("a gated unit's gradients agree with central differences in float64, i
     const Doubles gates = doubles(gate), ups = doubles(up), dys = doubles(dy);
     const auto loss = [&](const Doubles& g, const Doubles& u) {
       double sum = 0;
-      for (std::size_t i = 0; i < g.size(); ++i) sum += reference(f, g[i]) * u[i] * dys[i];
+      for (std::size_t i = 0; i < g.size(); ++i)
+        sum += float64::activation(f, g[i]) * u[i] * dys[i];
       return sum;
     };
     gated_forward(queue, f, gate, up, y);

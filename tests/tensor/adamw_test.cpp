@@ -2,6 +2,7 @@
 
 #include "src/base/error.h"
 #include "tensor/ops/adamw_kernels.h"
+#include "tests/support/float64.h"
 #include "tests/tensor/support.h"
 
 using namespace llm;
@@ -18,20 +19,6 @@ AdamwStep step_of(std::int64_t t, float weight_decay) {
           .t = t,
           .grad_scale = 1};
 }
-
-/// One weight in float64.
-struct Reference {
-  double w, m = 0, v = 0;
-  void step(const AdamwStep& s, double grad) {
-    const double g = double{s.grad_scale} * grad, t = static_cast<double>(s.t);
-    const double beta1 = double{s.beta1}, beta2 = double{s.beta2};
-    m = beta1 * m + (1 - beta1) * g;
-    v = beta2 * v + (1 - beta2) * g * g;
-    w -= double{s.lr} * double{s.weight_decay} * w;
-    w -= double{s.lr} * (m / (1 - std::pow(beta1, t))) /
-         (std::sqrt(v / (1 - std::pow(beta2, t))) + double{s.epsilon});
-  }
-};
 
 }  // namespace
 
@@ -52,7 +39,7 @@ TEST_CASE("AdamW's first step takes lr, and the decay besides: 0.9989 and 0.9990
 TEST_CASE("many steps of AdamW agree with float64") {
   const std::int64_t n = 37;
   const Tensor w = random_tensor({n}, 1), m({n}), v({n});
-  std::vector<Reference> expected;
+  std::vector<float64::Adamw> expected;
   for (std::int64_t i = 0; i < n; ++i) expected.push_back({double{w[i]}});
   Queue queue;
   for (std::int64_t t = 1; t <= 50; ++t) {
@@ -65,7 +52,7 @@ TEST_CASE("many steps of AdamW agree with float64") {
       expected[static_cast<std::size_t>(i)].step(step, double{g[i]});
   }
   for (std::int64_t i = 0; i < n; ++i) {
-    const Reference& e = expected[static_cast<std::size_t>(i)];
+    const float64::Adamw& e = expected[static_cast<std::size_t>(i)];
     CHECK(w[i] == Approx(e.w).margin(2e-6));  // 50 roundings of a number below 1
     CHECK(m[i] == Approx(e.m).margin(1e-7));
     CHECK(v[i] == Approx(e.v).margin(1e-7));

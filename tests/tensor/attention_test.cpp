@@ -2,7 +2,7 @@
 
 #include "src/base/error.h"
 #include "tensor/ops/attention_kernels.h"
-#include "tensor/ops/dropout_kernels.h"
+#include "tests/support/float64.h"
 #include "tests/tensor/support.h"
 
 using namespace llm;
@@ -10,40 +10,11 @@ using namespace llm::test;
 
 namespace {
 
-/// Causal attention in float64, straight from the formula; dropout factors come from the
-/// definition.
 Doubles reference(const AttentionShape& s, const Doubles& qkv, const Dropout& dropout) {
   Doubles out(static_cast<std::size_t>(s.n_tokens() * s.n_heads * s.head_dim));
-  const auto x = [&](std::int64_t b, std::int64_t t, std::int64_t column) {
-    return qkv[static_cast<std::size_t>((b * s.seq_len + t) * s.qkv_width() + column)];
-  };
-  for (std::int64_t b = 0; b < s.batch; ++b) {
-    for (std::int64_t h = 0; h < s.n_heads; ++h) {
-      const std::int64_t kv = h / (s.n_heads / s.n_kv_heads);
-      const std::int64_t q = h * s.head_dim, k = (s.n_heads + kv) * s.head_dim;
-      const std::int64_t v = (s.n_heads + s.n_kv_heads + kv) * s.head_dim;
-      for (std::int64_t t = 0; t < s.seq_len; ++t) {
-        Doubles p;
-        double sum = 0;
-        for (std::int64_t u = 0; u <= t; ++u) {
-          double score = 0;
-          for (std::int64_t d = 0; d < s.head_dim; ++d) score += x(b, t, q + d) * x(b, u, k + d);
-          p.push_back(std::exp(score / std::sqrt(static_cast<double>(s.head_dim))));
-          sum += p.back();
-        }
-        for (std::int64_t u = 0; u <= t; ++u) {
-          float factor = 1;
-          if (dropout.p > 0) {
-            plain::dropout_factors(dropout.key(b), dropout.p, (h * s.seq_len + t) * s.seq_len + u,
-                                   1, &factor);
-          }
-          for (std::int64_t d = 0; d < s.head_dim; ++d) {
-            out[static_cast<std::size_t>((b * s.seq_len + t) * s.n_heads * s.head_dim + q + d)] +=
-                double{factor} * p[static_cast<std::size_t>(u)] / sum * x(b, u, v + d);
-          }
-        }
-      }
-    }
+  Doubles sums(static_cast<std::size_t>(s.n_tokens() * s.n_heads));
+  for (const float64::HeadGroup group : float64::all_groups(s)) {
+    float64::attention_forward(s, qkv, dropout, group, out, sums);
   }
   return out;
 }
@@ -160,20 +131,9 @@ TEST_CASE("rotary positions turn pairs by their angle, leave values alone and tu
   Queue queue;
   rope_forward(queue, shape, 10000, run.qkv);
   queue.finish();
-  for (std::int64_t row = 0; row < shape.n_tokens(); ++row) {
-    for (std::int64_t c = 0; c < shape.qkv_width(); ++c) {
-      const std::int64_t head = c / 36, i = c % 36 % 18,
-                         at = row * shape.qkv_width() + head * 36 + i;
-      const double angle =
-          static_cast<double>(row % 9) * std::pow(10000.0, -2.0 * static_cast<double>(i) / 36);
-      const double a = before[at], b = before[at + 18];
-      const bool is_second = c % 36 >= 18;
-      const double turned = is_second ? b * std::cos(angle) + a * std::sin(angle)
-                                      : a * std::cos(angle) - b * std::sin(angle);
-      const double expected = head < 6 ? turned : (is_second ? b : a);
-      REQUIRE(run.qkv[row * shape.qkv_width() + c] == Approx(expected).margin(2e-7));
-    }
-  }
+  Doubles expected = doubles(before);
+  float64::rope(shape, 10000, 0, false, expected);
+  check_close(run.qkv, expected, 3e-7);
   rope_backward(queue, shape, 10000, run.qkv);
   queue.finish();
   check_close(run.qkv, before, 3e-7);

@@ -2,6 +2,7 @@
 
 #include "src/base/error.h"
 #include "tensor/ops/norm_kernels.h"
+#include "tests/support/float64.h"
 #include "tests/tensor/support.h"
 
 using namespace llm;
@@ -11,23 +12,8 @@ namespace {
 
 constexpr float epsilon = 1e-5f;
 
-/// Layer norm in float64; without a bias and a mean it is RMS norm.
 Doubles reference(const Doubles& x, const Doubles& weight, const Doubles& bias, bool is_rms) {
-  const std::size_t width = weight.size();
-  Doubles y(x.size());
-  for (std::size_t begin = 0; begin < x.size(); begin += width) {
-    double mean = 0, variance = 0;
-    for (std::size_t c = 0; c < width && !is_rms; ++c)
-      mean += x[begin + c] / static_cast<double>(width);
-    for (std::size_t c = 0; c < width; ++c) {
-      variance += (x[begin + c] - mean) * (x[begin + c] - mean) / static_cast<double>(width);
-    }
-    for (std::size_t c = 0; c < width; ++c) {
-      y[begin + c] = (x[begin + c] - mean) / std::sqrt(variance + double{epsilon}) * weight[c] +
-                     (bias.empty() ? 0 : bias[c]);
-    }
-  }
-  return y;
+  return float64::norm_forward({is_rms, double{epsilon}}, x, weight, bias);
 }
 
 struct Buffers {

@@ -6,6 +6,7 @@
 #include "src/base/error.h"
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/grouped_rows.h"
+#include "tests/support/float64.h"
 #include "tests/tensor/router_support.h"
 #include "tests/tensor/support.h"
 
@@ -14,49 +15,27 @@ using namespace llm::test;
 
 namespace {
 
+Doubles whole_numbers(const View& x) {
+  const auto* const begin = x.as<std::int32_t>();
+  return Doubles(begin, begin + x.n_elements());
+}
+
 /// The router's losses in float64, with the choice and the counts of `routed`.
 RouterLosses losses_of(const Routed& routed, const Doubles& logits, const Tensor& labels) {
-  const RouterShape& s = routed.shape;
+  const Doubles experts = whole_numbers(routed.routing.experts);
+  const Doubles counts = whole_numbers(routed.routing.counts), of_tokens = whole_numbers(labels);
+  const Doubles each = float64::router_losses(routed.shape, logits, {experts, counts, of_tokens});
   RouterLosses losses;
-  for (std::int64_t sequence = 0; sequence < s.n_sequences(); ++sequence) {
-    Doubles mean(static_cast<std::size_t>(s.n_experts));
-    std::int64_t n_valid = 0;
-    for (std::int64_t t = sequence * s.seq_len; t < (sequence + 1) * s.seq_len; ++t) {
-      double sum = 0;
-      const double* const row = logits.data() + t * s.n_experts;
-      for (std::int64_t e = 0; e < s.n_experts; ++e) sum += std::exp(row[e]);
-      for (std::int64_t e = 0; e < s.n_experts; ++e) {
-        mean[static_cast<std::size_t>(e)] +=
-            std::exp(row[e]) / sum / static_cast<double>(s.seq_len);
-      }
-      if (labels.view().as<std::int32_t>()[t] == ignored_label) continue;
-      ++n_valid;
-      losses.z += std::log(sum) * std::log(sum);
-    }
-    for (std::int64_t e = 0; e < s.n_experts; ++e) {
-      const double part = routed.count(sequence, e) / static_cast<double>(s.seq_len * s.top_k);
-      losses.balance +=
-          static_cast<double>(n_valid * s.n_experts) * part * mean[static_cast<std::size_t>(e)];
-    }
+  for (std::size_t i = 0; i < each.size(); i += 2) {
+    losses.balance += each[i];
+    losses.z += each[i + 1];
   }
   return losses;
 }
 
 /// The softmax of the chosen logits, in float64.
 Doubles weights_of(const Routed& routed, const Doubles& logits) {
-  const RouterShape& s = routed.shape;
-  Doubles weights;
-  for (std::int64_t t = 0; t < s.n_tokens; ++t) {
-    double sum = 0;
-    for (std::int64_t j = 0; j < s.top_k; ++j) {
-      const double logit = logits[static_cast<std::size_t>(t * s.n_experts + routed.expert(t, j))];
-      weights.push_back(std::exp(logit));
-      sum += weights.back();
-    }
-    for (std::int64_t j = 0; j < s.top_k; ++j)
-      weights[weights.size() - 1 - static_cast<std::size_t>(j)] /= sum;
-  }
-  return weights;
+  return float64::router_weights(routed.shape, logits, whole_numbers(routed.routing.experts));
 }
 
 /// Labels of which every third is ignored.
