@@ -233,3 +233,18 @@ TEST_CASE("in bf16 a gelu of the sums before they are rounded differs in more th
   std::printf("%zu of %zu elements have other bits\n", n_other, sums.size());
   CHECK(n_other > sums.size() / 10);
 }
+
+TEST_CASE("an f32 bias is read where it lies, however long it is") {
+  const std::int64_t out = static_cast<std::int64_t>(cuda::Products::bias_bytes / 4) + 8;
+  DeviceRig rig(1);
+  std::optional<cuda::Products> products(std::in_place, rig.stream, workspace_bytes);
+  const MutView x = upload_at(rig, 0, 0, Dtype::f32, {1, 1});
+  const MutView weight = upload_at(rig, 0, 2, Dtype::f32, {out, 1});
+  const MutView bias = upload_at(rig, 0, 3, Dtype::f32, {out});
+  const MutView y = upload_at(rig, 0, 4, Dtype::f32, {1, out});
+  cuda::linear_forward(rig.stream, x, weight, bias, y);
+  products.reset();
+  const std::vector<float> xs = read(rig, x), ws = read(rig, weight), bs = read(rig, bias);
+  const std::vector<float> ys = read(rig, y);
+  for (std::size_t i = 0; i < ys.size(); ++i) REQUIRE(ys[i] == xs[0] * ws[i] + bs[i]);
+}
