@@ -131,7 +131,11 @@ class Run {
         start_(begin(session, request)) {}
 
   int run() {
-    open();
+    try {
+      open();  // which measures the device
+    } catch (const OutOfMemory& error) {
+      throw with_plan(error);
+    }
     const double timeout = start_.loaded.config.distributed.collective_timeout_seconds;
     Loop loop({.stall_warning_seconds = 60, .stall_timeout_seconds = timeout, .warn = {}});
     std::optional<Trace> trace;
@@ -158,8 +162,7 @@ class Run {
       loop.run();
       monitor->close();
     } catch (const OutOfMemory& error) {
-      throw Error(error.code(), out_of_memory_text(start_.settings, session_.rank(), error.n_bytes,
-                                                   storage_bytes_in_use(start_.settings.device)));
+      throw with_plan(error);
     }
     Trainer& trainer = *made;
     if (trace) end_trace(session_, *trace, request_.trace_dir);
@@ -167,6 +170,12 @@ class Run {
   }
 
  private:
+  /// The error with what is held, what is planned and what helps.
+  Error with_plan(const OutOfMemory& error) const {
+    return Error(error.code(), out_of_memory_text(start_.settings, session_.rank(), error.n_bytes,
+                                                  storage_bytes_in_use(start_.settings.device)));
+  }
+
   void open() {
     const auto say = [this](std::string_view text) {
       if (session_.rank() == 0) fmt::print("{}\n", text);
