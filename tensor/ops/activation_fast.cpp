@@ -18,7 +18,7 @@ struct ValueAndSlope {
 /// The normal distribution's tail by Abramowitz and Stegun 7.1.26 (absolute error 7.5e-8): one
 /// exponential serves it and the density.
 struct Gelu {
-  static HWY_INLINE ValueAndSlope at(const Lanes& x) {
+  static LANES_INLINE ValueAndSlope at(const Lanes& x) {
     const Lanes size = absolute(x);
     const Lanes bell = exponential(broadcast(-0.5f) * x * x);
     const Lanes one = broadcast(1);
@@ -36,7 +36,7 @@ struct Gelu {
 
 /// 0.5 (1 + tanh u) is the sigmoid of 2 u.
 struct GeluTanh {
-  static HWY_INLINE ValueAndSlope at(const Lanes& x) {
+  static LANES_INLINE ValueAndSlope at(const Lanes& x) {
     const Lanes one = broadcast(1);
     const Lanes square = x * x;
     const Lanes twice_root = broadcast(2 * 0.79788456f);
@@ -48,7 +48,7 @@ struct GeluTanh {
 };
 
 struct Silu {
-  static HWY_INLINE ValueAndSlope at(const Lanes& x) {
+  static LANES_INLINE ValueAndSlope at(const Lanes& x) {
     const Lanes one = broadcast(1);
     const Lanes s = sigmoid(x);
     return {x * s, s * multiply_add(x, one - s, one)};
@@ -56,7 +56,7 @@ struct Silu {
 };
 
 struct Relu {
-  static HWY_INLINE ValueAndSlope at(const Lanes& x) {
+  static LANES_INLINE ValueAndSlope at(const Lanes& x) {
     const Lanes zero = broadcast(0);
     return {select_positive(x, x, zero), select_positive(x, broadcast(1), zero)};
   }

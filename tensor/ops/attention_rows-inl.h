@@ -23,13 +23,13 @@ inline std::int64_t whole_lanes(std::int64_t n) {
   return (n + n_lanes - 1) / n_lanes * n_lanes;
 }
 
-HWY_INLINE void zero_lanes(float* row, std::int64_t begin, std::int64_t end) {
+LANES_INLINE void zero_lanes(float* row, std::int64_t begin, std::int64_t end) {
   for (std::int64_t i = begin; i < end; i += n_lanes) store(broadcast(0), row + i);
 }
 
 /// row[0, n) = exp(scale (row - max)), 0 from there to `end`, a multiple of 16. Returns the sum.
-HWY_INLINE float exponentials(float* row, std::int64_t n, std::int64_t end, float scale,
-                              float* max) {
+LANES_INLINE float exponentials(float* row, std::int64_t n, std::int64_t end, float scale,
+                                float* max) {
   Lanes most = broadcast(row[0]);
   std::int64_t i = 0;
   for (; i + n_lanes <= n; i += n_lanes) most = maximum(most, load(row + i));
@@ -53,19 +53,19 @@ HWY_INLINE float exponentials(float* row, std::int64_t n, std::int64_t end, floa
   return sum_of_lanes(sum);
 }
 
-HWY_INLINE void scale_row(float factor, float* y, std::int64_t n) {
+LANES_INLINE void scale_row(float factor, float* y, std::int64_t n) {
   const Lanes factors = broadcast(factor);
   for (std::int64_t i = 0; i < n; i += n_lanes) store(load(y + i, n - i) * factors, y + i, n - i);
 }
 
-HWY_INLINE void multiply_row(const float* factors, float* y, std::int64_t n) {
+LANES_INLINE void multiply_row(const float* factors, float* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; i += n_lanes) {
     store(load(y + i, n - i) * load(factors + i, n - i), y + i, n - i);
   }
 }
 
 template <typename T>
-HWY_INLINE float dot(const T* x, const T* y, std::int64_t n) {
+LANES_INLINE float dot(const T* x, const T* y, std::int64_t n) {
   Lanes sum = broadcast(0);
   for (std::int64_t i = 0; i < n; i += n_lanes) {
     sum = multiply_add(load(x + i, n - i), load(y + i, n - i), sum);
@@ -91,7 +91,7 @@ struct GradientRow {
 };
 
 /// scores become factor * p and dp the gradient of q k.
-HWY_INLINE void score_gradients(const GradientRow& p, float* scores, float* dp) {
+LANES_INLINE void score_gradients(const GradientRow& p, float* scores, float* dp) {
   const Lanes minus_log_sum = broadcast(-p.log_sum);
   const Lanes dout_out = broadcast(p.dout_out);
   const Lanes scale = broadcast(p.scale);

@@ -17,7 +17,7 @@ struct Product {
   Words low;
 };
 
-HWY_INLINE Product multiply(const Words& x, std::uint32_t factor) {
+LANES_INLINE Product multiply(const Words& x, std::uint32_t factor) {
   const WordTag d;
   const hn::RepartitionToWide<WordTag> d_wide;
   const Words factors = hn::Set(d, factor);
@@ -31,7 +31,7 @@ HWY_INLINE Product multiply(const Words& x, std::uint32_t factor) {
 struct PhiloxLanes {
   Words word[4];
 
-  HWY_INLINE void run(std::uint64_t key) {
+  LANES_INLINE void run(std::uint64_t key) {
     const WordTag d;
     auto k0 = static_cast<std::uint32_t>(key);
     auto k1 = static_cast<std::uint32_t>(key >> 32);
@@ -51,8 +51,8 @@ struct PhiloxLanes {
 inline constexpr std::int64_t chunk_elements = 4 * n_lanes;
 
 /// The 64 factors of Philox blocks first_block .. first_block + 15.
-HWY_INLINE void chunk_factors(std::uint64_t key, const Lanes& p, const Lanes& scale,
-                              std::uint64_t first_block, float* factors) {
+LANES_INLINE void chunk_factors(std::uint64_t key, const Lanes& p, const Lanes& scale,
+                                std::uint64_t first_block, float* factors) {
   const WordTag d;
   const hn::RebindToSigned<RegisterTag> d_signed;
   for (int r = 0; r < n_registers; ++r) {

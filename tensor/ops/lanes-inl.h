@@ -15,6 +15,15 @@
 
 #include "tensor/dtype.h"
 
+// The emulated target's operations are loops, thousands in a body that has them all: the compiler
+// takes a minute for those. There it says itself what is worth it.
+#undef LANES_INLINE
+#if HWY_TARGET == HWY_EMU128
+#define LANES_INLINE inline
+#else
+#define LANES_INLINE HWY_INLINE
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace llm {
 namespace HWY_NAMESPACE {
@@ -31,24 +40,24 @@ struct Lanes {
   Register part[n_registers];
 };
 
-HWY_INLINE Lanes broadcast(float value) {
+LANES_INLINE Lanes broadcast(float value) {
   Lanes y;
   for (Register& part : y.part) part = hn::Set(register_tag, value);
   return y;
 }
 
-HWY_INLINE Lanes load(const float* x) {
+LANES_INLINE Lanes load(const float* x) {
   Lanes y;
   for (int p = 0; p < n_registers; ++p) y.part[p] = hn::LoadU(register_tag, x + p * register_lanes);
   return y;
 }
 
-HWY_INLINE void store(const Lanes& x, float* y) {
+LANES_INLINE void store(const Lanes& x, float* y) {
   for (int p = 0; p < n_registers; ++p) hn::StoreU(x.part[p], register_tag, y + p * register_lanes);
 }
 
 /// The first n of 16 elements; lanes from n on are 0 and memory behind them is not touched.
-HWY_INLINE Lanes load(const float* x, std::int64_t n) {
+LANES_INLINE Lanes load(const float* x, std::int64_t n) {
   if (n >= n_lanes) return load(x);
   if constexpr (n_registers == 1) {
     const auto mask = hn::FirstN(register_tag, static_cast<std::size_t>(n));
@@ -60,7 +69,7 @@ HWY_INLINE Lanes load(const float* x, std::int64_t n) {
   }
 }
 
-HWY_INLINE void store(const Lanes& x, float* y, std::int64_t n) {
+LANES_INLINE void store(const Lanes& x, float* y, std::int64_t n) {
   if (n >= n_lanes) return store(x, y);
   if constexpr (n_registers == 1) {
     const auto mask = hn::FirstN(register_tag, static_cast<std::size_t>(n));
@@ -79,10 +88,10 @@ using Halves = hn::Vec<HalfTag>;
 
 // Conversions as in tensor/ops/rounding.h. Neither the instructions for bf16, which flush subnormal
 // numbers, nor F16C, which some targets lack: every target has the same bits.
-HWY_INLINE Register widen(const Halves& x, Bf16 /*type*/) {
+LANES_INLINE Register widen(const Halves& x, Bf16 /*type*/) {
   return hn::BitCast(register_tag, hn::ShiftLeft<16>(hn::PromoteTo(WordTag(), x)));
 }
-HWY_INLINE Register widen(const Halves& x, F16 /*type*/) {
+LANES_INLINE Register widen(const Halves& x, F16 /*type*/) {
   const WordTag d;
   const Words bits = hn::PromoteTo(d, x);
   const Words size = hn::And(bits, hn::Set(d, 0x7fff));
@@ -95,16 +104,16 @@ HWY_INLINE Register widen(const Halves& x, F16 /*type*/) {
   return hn::BitCast(register_tag, hn::Or(hn::BitCast(d, y), hn::Or(infinite, sign)));
 }
 
-HWY_INLINE Halves lower_halves(const Words& x) {
+LANES_INLINE Halves lower_halves(const Words& x) {
   const hn::RebindToSigned<WordTag> d;
   return hn::DemoteTo(HalfTag(), hn::BitCast(d, x));  // saturates: x is below 2^16
 }
-HWY_INLINE Halves upper_halves(const Words& x) {
+LANES_INLINE Halves upper_halves(const Words& x) {
   const hn::Repartition<std::uint16_t, WordTag> d;
   const auto halves = hn::BitCast(d, x);
   return hn::LowerHalf(HalfTag(), hn::ConcatOdd(d, halves, halves));
 }
-HWY_INLINE Halves narrow(const Register& x, Bf16 /*type*/) {
+LANES_INLINE Halves narrow(const Register& x, Bf16 /*type*/) {
   const WordTag d;
   const Words bits = hn::BitCast(d, x);
   const Words odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d, 1));
@@ -112,7 +121,7 @@ HWY_INLINE Halves narrow(const Register& x, Bf16 /*type*/) {
   const auto is_nan = hn::RebindMask(d, hn::IsNaN(x));
   return upper_halves(hn::IfThenElse(is_nan, hn::Or(bits, hn::Set(d, 0x400000)), rounded));
 }
-HWY_INLINE Halves narrow(const Register& x, F16 /*type*/) {
+LANES_INLINE Halves narrow(const Register& x, F16 /*type*/) {
   const WordTag d;
   const Words bits = hn::BitCast(d, x);
   const Words size = hn::And(bits, hn::Set(d, 0x7fffffff));
@@ -133,7 +142,7 @@ HWY_INLINE Halves narrow(const Register& x, F16 /*type*/) {
 
 /// Sixteen elements of bf16 or f16 as f32.
 template <typename T>
-HWY_INLINE Lanes load(const T* x) {
+LANES_INLINE Lanes load(const T* x) {
   Lanes y;
   for (int p = 0; p < n_registers; ++p) {
     const auto* bits = reinterpret_cast<const std::uint16_t*>(x + p * register_lanes);
@@ -143,14 +152,14 @@ HWY_INLINE Lanes load(const T* x) {
 }
 /// Rounded to the nearest, ties to even.
 template <typename T>
-HWY_INLINE void store(const Lanes& x, T* y) {
+LANES_INLINE void store(const Lanes& x, T* y) {
   for (int p = 0; p < n_registers; ++p) {
     auto* bits = reinterpret_cast<std::uint16_t*>(y + p * register_lanes);
     hn::StoreU(narrow(x.part[p], T()), HalfTag(), bits);
   }
 }
 template <typename T>
-HWY_INLINE Lanes load(const T* x, std::int64_t n) {
+LANES_INLINE Lanes load(const T* x, std::int64_t n) {
   if (n >= n_lanes) return load(x);
   if constexpr (n_registers == 1) {
     const auto mask = hn::FirstN(HalfTag(), static_cast<std::size_t>(n));
@@ -163,7 +172,7 @@ HWY_INLINE Lanes load(const T* x, std::int64_t n) {
   }
 }
 template <typename T>
-HWY_INLINE void store(const Lanes& x, T* y, std::int64_t n) {
+LANES_INLINE void store(const Lanes& x, T* y, std::int64_t n) {
   if (n >= n_lanes) return store(x, y);
   if constexpr (n_registers == 1) {
     const auto mask = hn::FirstN(HalfTag(), static_cast<std::size_t>(n));
@@ -175,41 +184,41 @@ HWY_INLINE void store(const Lanes& x, T* y, std::int64_t n) {
   }
 }
 
-HWY_INLINE Lanes operator+(Lanes a, const Lanes& b) {
+LANES_INLINE Lanes operator+(Lanes a, const Lanes& b) {
   for (int p = 0; p < n_registers; ++p) a.part[p] = hn::Add(a.part[p], b.part[p]);
   return a;
 }
-HWY_INLINE Lanes operator-(Lanes a, const Lanes& b) {
+LANES_INLINE Lanes operator-(Lanes a, const Lanes& b) {
   for (int p = 0; p < n_registers; ++p) a.part[p] = hn::Sub(a.part[p], b.part[p]);
   return a;
 }
-HWY_INLINE Lanes operator*(Lanes a, const Lanes& b) {
+LANES_INLINE Lanes operator*(Lanes a, const Lanes& b) {
   for (int p = 0; p < n_registers; ++p) a.part[p] = hn::Mul(a.part[p], b.part[p]);
   return a;
 }
-HWY_INLINE Lanes operator/(Lanes a, const Lanes& b) {
+LANES_INLINE Lanes operator/(Lanes a, const Lanes& b) {
   for (int p = 0; p < n_registers; ++p) a.part[p] = hn::Div(a.part[p], b.part[p]);
   return a;
 }
 /// a * b + c, rounded once where the target can (every one but the SSE2 baseline).
-HWY_INLINE Lanes multiply_add(Lanes a, const Lanes& b, const Lanes& c) {
+LANES_INLINE Lanes multiply_add(Lanes a, const Lanes& b, const Lanes& c) {
   for (int p = 0; p < n_registers; ++p) a.part[p] = hn::MulAdd(a.part[p], b.part[p], c.part[p]);
   return a;
 }
-HWY_INLINE Lanes square_root(Lanes a) {
+LANES_INLINE Lanes square_root(Lanes a) {
   for (Register& part : a.part) part = hn::Sqrt(part);
   return a;
 }
-HWY_INLINE Lanes absolute(Lanes a) {
+LANES_INLINE Lanes absolute(Lanes a) {
   for (Register& part : a.part) part = hn::Abs(part);
   return a;
 }
-HWY_INLINE Lanes maximum(Lanes a, const Lanes& b) {
+LANES_INLINE Lanes maximum(Lanes a, const Lanes& b) {
   for (int p = 0; p < n_registers; ++p) a.part[p] = hn::Max(a.part[p], b.part[p]);
   return a;
 }
 /// Lanes of `yes` where test > 0, of `no` elsewhere (and where test is not a number).
-HWY_INLINE Lanes select_positive(const Lanes& test, Lanes yes, const Lanes& no) {
+LANES_INLINE Lanes select_positive(const Lanes& test, Lanes yes, const Lanes& no) {
   for (int p = 0; p < n_registers; ++p) {
     const auto mask = hn::Gt(test.part[p], hn::Zero(register_tag));
     yes.part[p] = hn::IfThenElse(mask, yes.part[p], no.part[p]);
@@ -217,7 +226,7 @@ HWY_INLINE Lanes select_positive(const Lanes& test, Lanes yes, const Lanes& no) 
   return yes;
 }
 /// The first n lanes of x, and `other` in the rest.
-HWY_INLINE Lanes first_lanes(std::int64_t n, Lanes x, float other) {
+LANES_INLINE Lanes first_lanes(std::int64_t n, Lanes x, float other) {
   for (int p = 0; p < n_registers; ++p) {
     const std::int64_t here = n - p * register_lanes;
     const auto count = static_cast<std::size_t>(here < 0 ? 0 : here);
@@ -228,7 +237,7 @@ HWY_INLINE Lanes first_lanes(std::int64_t n, Lanes x, float other) {
 }
 
 /// Folds in halves: lane l takes in lane l + 8, then l + 4, l + 2, l + 1.
-HWY_INLINE float sum_of_lanes(const Lanes& x) {
+LANES_INLINE float sum_of_lanes(const Lanes& x) {
   alignas(64) float lane[n_lanes];
   store(x, lane);
   for (std::int64_t half = n_lanes / 2; half > 0; half /= 2) {
@@ -236,7 +245,7 @@ HWY_INLINE float sum_of_lanes(const Lanes& x) {
   }
   return lane[0];
 }
-HWY_INLINE float maximum_of_lanes(const Lanes& x) {
+LANES_INLINE float maximum_of_lanes(const Lanes& x) {
   alignas(64) float lane[n_lanes];
   store(x, lane);
   for (std::int64_t half = n_lanes / 2; half > 0; half /= 2) {
@@ -249,7 +258,7 @@ HWY_INLINE float maximum_of_lanes(const Lanes& x) {
 
 /// e^x with a relative error below 2e-7; 0 below -87.3 (no subnormals), 2^127.7 above 88.5, and not
 /// a number where x is none. x = n ln 2 + r with |r| <= ln 2 / 2 and Taylor's polynomial for e^r.
-HWY_INLINE Register exponential(Register x) {
+LANES_INLINE Register exponential(Register x) {
   const RegisterTag d;
   const hn::RebindToSigned<RegisterTag> di;
   const auto too_small = hn::Lt(x, hn::Set(d, -87.3f));
@@ -279,13 +288,13 @@ HWY_INLINE Register exponential(Register x) {
   return hn::IfThenZeroElse(too_small, y);
 }
 
-HWY_INLINE Lanes exponential(Lanes x) {
+LANES_INLINE Lanes exponential(Lanes x) {
   for (Register& part : x.part) part = exponential(part);
   return x;
 }
 
 /// 1 / (1 + e^-x)
-HWY_INLINE Lanes sigmoid(const Lanes& x) {
+LANES_INLINE Lanes sigmoid(const Lanes& x) {
   const Lanes one = broadcast(1);
   return one / (one + exponential(broadcast(0) - x));
 }

@@ -14,7 +14,7 @@ namespace llm {
 namespace HWY_NAMESPACE {
 
 template <typename T>
-HWY_INLINE float row_mean(const T* x, std::int64_t width) {
+LANES_INLINE float row_mean(const T* x, std::int64_t width) {
   Lanes sum = broadcast(0);
   for (std::int64_t c = 0; c < width; c += n_lanes) sum = sum + load(x + c, width - c);
   return sum_of_lanes(sum) / static_cast<float>(width);
@@ -22,7 +22,7 @@ HWY_INLINE float row_mean(const T* x, std::int64_t width) {
 
 /// The mean of (x - center)^2.
 template <typename T>
-HWY_INLINE float mean_square(const T* x, float center, std::int64_t width) {
+LANES_INLINE float mean_square(const T* x, float center, std::int64_t width) {
   const Lanes centers = broadcast(center);
   Lanes sum = broadcast(0);
   for (std::int64_t c = 0; c < width; c += n_lanes) {
@@ -68,7 +68,7 @@ void rms_forward(const NormForward& p) {
 
 /// Both norms: rms_norm is the case without a mean, where the term of the mean of g falls away.
 template <bool has_mean, typename T>
-HWY_INLINE void backward_row(const NormBackward& p, std::int64_t r) {
+LANES_INLINE void backward_row(const NormBackward& p, std::int64_t r) {
   const T* x = p.x.as<T>() + r * p.width;
   const T* dy = p.dy.as<T>() + r * p.width;
   T* dx = p.dx.as<T>() + r * p.width;

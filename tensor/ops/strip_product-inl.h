@@ -45,7 +45,7 @@ struct StripProduct {
 enum class Terms : std::uint8_t { numbers, pairs };
 
 template <Terms terms>
-HWY_INLINE Lanes add_products(const Lanes& a, const Lanes& b, Lanes sum) {
+LANES_INLINE Lanes add_products(const Lanes& a, const Lanes& b, Lanes sum) {
 #if HWY_TARGET == HWY_AVX3
   if constexpr (terms == Terms::pairs) {
     // Highway has no name for it yet.
@@ -58,8 +58,8 @@ HWY_INLINE Lanes add_products(const Lanes& a, const Lanes& b, Lanes sum) {
 
 /// 16 * n_columns columns from `column` on; with one, only the first `left` of them.
 template <Terms terms, int n_rows, int n_columns>
-HWY_INLINE void strip_tile(const StripProduct& p, std::int64_t column, std::int64_t left,
-                           bool add) {
+LANES_INLINE void strip_tile(const StripProduct& p, std::int64_t column, std::int64_t left,
+                             bool add) {
   Lanes sums[n_rows][n_columns];
   for (auto& row : sums) {
     for (Lanes& sum : row) sum = broadcast(0);

@@ -15,8 +15,8 @@ namespace HWY_NAMESPACE {
 
 /// out[c * out_stride + r] = x[r * stride + c] for 4 rows and 16 columns.
 template <typename T>
-HWY_INLINE void transpose_block(const T* x, std::int64_t stride, float* out,
-                                std::int64_t out_stride) {
+LANES_INLINE void transpose_block(const T* x, std::int64_t stride, float* out,
+                                  std::int64_t out_stride) {
   const hn::Repartition<double, RegisterTag> pairs;
   const Lanes row[4] = {load(x), load(x + stride), load(x + 2 * stride), load(x + 3 * stride)};
   // A register's blocks of 128 bits each turn 4 x 4 numbers: block b of turned[j] is column 4 b +
