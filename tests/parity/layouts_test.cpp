@@ -50,7 +50,7 @@ Settings twelve_microbatches(const ModelConfig& model, int dp) {
 }  // namespace
 
 TEST_CASE("P1: the order of messages changes no bit") {
-  const std::uint64_t n_seeds = full_counts() ? 2000 : 500;
+  const std::uint64_t n_seeds = n_delivery_seeds(1000, 500);
   for (const int dp : {2, 4}) {
     Settings settings = parity_settings(parity_gpt2(0.1f), dp, {1}, 2, 2);
     settings.model.n_layers = 1;
@@ -70,7 +70,8 @@ TEST_CASE("P1: the order of messages changes no bit when microbatches are added 
   Settings settings = parity_settings(parity_llama(), 4, {1}, 3, 2);
   settings.accumulation = Accumulation::sequential;
   const Outcome expected = run_world(settings, 0);
-  for (std::uint64_t seed = 1; seed <= 25; ++seed) check_same(run_world(settings, seed), expected);
+  for (std::uint64_t seed = 1; seed <= n_delivery_seeds(25, 25); ++seed)
+    check_same(run_world(settings, seed), expected);
 }
 
 TEST_CASE("P2: the size of buckets changes no bit") {
@@ -98,7 +99,7 @@ TEST_CASE("P1 to P3: gradients added where they lie have the bits of those that 
     settings.bucket_bytes = 4096;
     const Outcome sent = run_world(settings);
     settings.shares_memory = true;
-    for (std::uint64_t seed = 1; seed <= 25; ++seed) {
+    for (std::uint64_t seed = 1; seed <= n_delivery_seeds(25, 25); ++seed) {
       INFO("dp " << dp << ", delivery seed " << seed);
       check_same(run_world(settings, seed), sent);
     }

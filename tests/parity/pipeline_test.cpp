@@ -185,7 +185,7 @@ TEST_CASE("P2, P3: data-parallel pipelines have the bits of data-parallel ranks,
 }
 
 TEST_CASE("P1: the order of messages changes no bit of a pipeline") {
-  const std::uint64_t n_seeds = full_counts() ? 300 : 40;
+  const std::uint64_t n_seeds = n_delivery_seeds(300, 40);
   for (const NamedChoice& named : every_schedule(3)) {
     INFO(named.name);
     Settings settings = flushes_of(deep(parity_gpt2(0.1f), true), 2, 4, 2);

@@ -56,7 +56,7 @@ Settings overflowing(int dp, double minimum) {
 }  // namespace
 
 TEST_CASE("low precision, P1: the order of messages changes no bit") {
-  const std::uint64_t n_seeds = full_counts() ? 500 : 60;
+  const std::uint64_t n_seeds = n_delivery_seeds(500, 60);
   for (const LowModel& low : low_precision_models()) {
     Settings settings = low_settings(low.model, 4, {1}, 2, 2);
     settings.bucket_bytes = 2048;

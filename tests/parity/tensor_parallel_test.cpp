@@ -99,7 +99,7 @@ TEST_CASE("P1, P2: timing, recomputation and the schedule change no bit of tenso
       Settings settings = five_steps(model, 1, 3);
       settings.sequence_parallel = sequence;
       const Outcome expected = run_world(settings, 0, 20);
-      for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+      for (std::uint64_t seed = 1; seed <= n_delivery_seeds(6, 6); ++seed) {
         settings.recompute_blocks = seed % 2 == 0;
         check_same(run_world(settings, seed, 20), expected);
       }

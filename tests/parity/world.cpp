@@ -344,9 +344,20 @@ Settings parity_settings(const ModelConfig& model, int dp, std::vector<std::int6
   return settings;
 }
 
+namespace {
+bool is_asked_for(const char* variable) {
+  const char* const value = std::getenv(variable);
+  return value != nullptr && std::string(value) == "1";
+}
+}  // namespace
+
 bool full_counts() {
-  const char* const full = std::getenv("LLM_TEST_FULL");
-  return full != nullptr && std::string(full) == "1";
+  return is_asked_for("LLM_TEST_FULL");
+}
+
+std::uint64_t n_delivery_seeds(std::uint64_t full, std::uint64_t usual) {
+  if (full_counts()) return full;
+  return is_asked_for("LLM_TEST_FEW") ? std::min<std::uint64_t>(usual, 2) : usual;
 }
 
 }  // namespace llm

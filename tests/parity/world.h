@@ -152,5 +152,8 @@ Settings parity_settings(const ModelConfig& model, int dp, std::vector<std::int6
 
 /// Whether the full counts are asked for (LLM_TEST_FULL=1).
 bool full_counts();
+/// How many seeds a test takes: `full` under LLM_TEST_FULL=1, and two under LLM_TEST_FEW=1, where
+/// memory errors are looked for and each seed takes the same code.
+std::uint64_t n_delivery_seeds(std::uint64_t full, std::uint64_t usual);
 
 }  // namespace llm

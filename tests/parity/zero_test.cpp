@@ -124,7 +124,7 @@ TEST_CASE("P1: the order of messages changes no bit under ZeRO") {
     settings.n_steps = settings.optimizer.lr.n_steps = 3;
     settings.n_reducer_lanes = 3;
     const Outcome expected = run_world(settings, 0, 20);
-    const std::uint64_t n_seeds = full_counts() ? 200 : 30;
+    const std::uint64_t n_seeds = n_delivery_seeds(200, 30);
     for (std::uint64_t seed = 1; seed <= n_seeds; ++seed) {
       check_same(run_world(settings, seed, 20), expected);
     }

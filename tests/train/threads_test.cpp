@@ -61,7 +61,7 @@ TEST_CASE("ranks of many threads have one thread's bits under every order of del
   const Outcome single = run_world(settings);
   for (const int n_threads : {2, 4}) {
     settings.threads_per_rank = n_threads;
-    for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+    for (std::uint64_t seed = 1; seed <= n_delivery_seeds(10, 10); ++seed) {
       CAPTURE(n_threads, seed);
       require_same(run_world(settings, seed), single);
     }

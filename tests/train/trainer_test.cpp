@@ -106,7 +106,7 @@ TEST_CASE("validation has no dropout, changes no bit of the training and is the 
     const Outcome without = World(settings, random_training(settings)).run();
     settings.validation = {
         .interval_steps = 2, .n_steps = 5, .n_samples = 7, .microbatch_samples = 1};
-    for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    for (std::uint64_t seed = 1; seed <= n_delivery_seeds(20, 20); ++seed) {
       World::Options options = random_training(settings, seed);
       options.validation = [&](int) { return std::make_unique<RandomSamples>(8, 31, seq_len, 10); };
       const Outcome with = World(settings, options).run();
@@ -162,7 +162,7 @@ TEST_CASE("more than 1,024 microbatches or buckets a step are as good as a few")
 
 TEST_CASE("a stop that one rank asks for ends all ranks after the same step, with its weights") {
   for (const int dp : {1, 2, 4}) {
-    for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    for (std::uint64_t seed = 1; seed <= n_delivery_seeds(20, 20); ++seed) {
       INFO("dp " << dp << ", delivery seed " << seed);
       Settings settings = parity_settings(parity_gpt2(0.1f), dp, {1}, 2, 12);
       settings.validation = {
