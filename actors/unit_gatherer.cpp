@@ -11,7 +11,7 @@
 namespace llm {
 namespace {
 
-const WaitName wait_copied{"owned pieces copied"};
+const WaitName wait_part_copied{"owned pieces copied"};
 
 // Ports never wait; what bounds these messages is the plan of gathers.
 constexpr std::size_t unbounded = 1 << 20;
@@ -136,7 +136,7 @@ Task<> UnitGatherer::gather(const std::vector<Part>& parts, MutView unit, std::i
     copy(copies_, state_.units()->owned(one.part),
          part(bytes_of(one.part), begin, {one.part.owned.size()}));
   }
-  Event copied(loop_, wait_copied, key);
+  Event copied(loop_, wait_part_copied, key);
   copies_.notify([&copied] { copied.set(); });
   co_await copied;
   const std::int64_t begin_ns = now_ns();

@@ -34,11 +34,11 @@ std::vector<LocalPart> parts_of(Range elements, std::int64_t width) {
   return parts;
 }
 
+}  // namespace
+
 Range intersection(Range a, Range b) {
   return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
 }
-
-}  // namespace
 
 std::string part_name(const std::string& tensor, TensorPart part) {
   switch (part) {

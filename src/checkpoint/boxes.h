@@ -37,6 +37,9 @@ struct Box {
 /// is in no box.
 std::vector<Box> boxes_of(const ParameterSpec& spec, Range elements);
 
+/// Of no size, or less, where they have nothing in common.
+Range intersection(Range a, Range b);
+
 /// What a rank's file calls a box of a tensor's part: "h.0.attn.c_attn.weight.exp_avg[0:768,5:9]",
 /// "ln_f.bias[0:64]".
 std::string box_name(const Box& box, TensorPart part);

@@ -11,8 +11,7 @@
 namespace llm {
 namespace {
 
-/// Read at a time.
-constexpr std::int64_t n_elements_at_a_time = 1 << 20;
+constexpr std::int64_t n_elements_read_at_a_time = 1 << 20;
 
 constexpr const char* ending = ".safetensors";
 
@@ -20,10 +19,6 @@ bool is_tensor_file(const std::string& name) {
   const std::string suffix = ending;
   return name.size() > suffix.size() &&
          name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
-}
-
-Range intersection(Range a, Range b) {
-  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
 }
 
 /// The box that an entry's name and shape say.
@@ -136,7 +131,7 @@ void CheckpointReader::read_stored(const Stored& from, const Box& box, float* va
   // Rows with what lies between them, unless that is most of it.
   const bool reads_gaps = columns.size() * 16 > width;
   const std::int64_t n_rows_at_a_time =
-      reads_gaps ? std::clamp<std::int64_t>(n_elements_at_a_time / width, 1, rows.size()) : 1;
+      reads_gaps ? std::clamp<std::int64_t>(n_elements_read_at_a_time / width, 1, rows.size()) : 1;
   std::vector<float> some;
   for (std::int64_t row = rows.begin; row < rows.end; row += n_rows_at_a_time) {
     const std::int64_t n = std::min(n_rows_at_a_time, rows.end - row);

@@ -14,16 +14,16 @@ using Json = nlohmann::json;
 constexpr std::size_t shown_max = 200;
 
 /// A message shows the beginning of what may be a line of megabytes.
-std::string shortened(const std::string& text) {
+std::string short_text(const std::string& text) {
   return text.size() <= shown_max ? text : text.substr(0, shown_max) + " ...";
 }
 
-Json parse(std::string_view line, const std::string& where) {
+Json parse_line(std::string_view line, const std::string& where) {
   try {
     return Json::parse(line);
   } catch (const Json::parse_error& error) {
     throw DataError(fmt::format("{}: is not valid JSON (at byte {} of the line): {}", where,
-                                error.byte, shortened(error.what())));
+                                error.byte, short_text(error.what())));
   }
 }
 
@@ -49,7 +49,7 @@ std::string heading_of(const std::string& role, const std::string& where) {
   if (role == "user") return "### User:\n";
   if (role == "assistant") return "### Assistant:\n";
   throw DataError(fmt::format("{}: the role \"{}\" is not one of system, user, assistant", where,
-                              shortened(role)));
+                              short_text(role)));
 }
 
 SftExample read_messages(const Json& messages, const std::string& where) {
@@ -92,7 +92,7 @@ SftExample read_instruction(const Json& value, const std::string& where) {
 }  // namespace
 
 SftExample read_sft_example(std::string_view line, const std::string& where) {
-  const Json value = parse(line, where);
+  const Json value = parse_line(line, where);
   if (!value.is_object()) {
     throw DataError(fmt::format("{}: is {} and not an object", where, value.type_name()));
   }
@@ -107,7 +107,7 @@ SftExample read_sft_example(std::string_view line, const std::string& where) {
   for (const auto& item : value.items()) names += (names.empty() ? "" : ", ") + item.key();
   throw DataError(fmt::format(
       "{}: has neither \"instruction\" (with \"output\") nor \"messages\"; its fields: {}", where,
-      names.empty() ? "none" : shortened(names)));
+      names.empty() ? "none" : short_text(names)));
 }
 
 std::string sft_prompt(const std::string& instruction, const std::string& input) {

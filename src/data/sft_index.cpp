@@ -18,7 +18,7 @@ constexpr std::int64_t read_bytes = 1 << 20;
 // Far below the usual limit of 1,024 descriptors, which MPI's sockets share.
 constexpr std::int64_t max_open_files = 128;
 
-bool is_blank(std::string_view line) {
+bool is_blank_line(std::string_view line) {
   return line.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }
 
@@ -102,7 +102,7 @@ SftIndex index_examples(const Corpus& corpus, const Tokenizer& tokenizer,
     const SourceFile& source = corpus.files[i];
     for_lines(
         open_unchanged(source), [&](std::string_view line, std::int64_t byte, std::int64_t number) {
-          if (is_blank(line)) return;
+          if (is_blank_line(line)) return;
           const SftPlace place{.byte = byte,
                                .n_bytes = static_cast<std::int64_t>(line.size()),
                                .file = static_cast<std::int32_t>(i),

@@ -9,7 +9,7 @@
 namespace llm {
 namespace {
 
-SourceState parse(const std::string& json) {
+SourceState parse_state(const std::string& json) {
   try {
     const auto value = nlohmann::json::parse(json);
     return {.kind = value.at("kind"), .source = value.at("source"), .place = value.at("place")};
@@ -26,7 +26,7 @@ std::string to_json(const SourceState& state) {
 }
 
 SourceState read_state(const std::string& json, const SourceState& own) {
-  SourceState saved = parse(json);
+  SourceState saved = parse_state(json);
   if (saved.kind != own.kind) {
     throw DataError(
         fmt::format("the checkpoint's data is of kind {}, this run's of kind {}; resume "

@@ -10,7 +10,7 @@
 namespace llm {
 namespace {
 // Far below the usual limit of 1,024 descriptors, which MPI's sockets share.
-constexpr std::size_t max_open_files = 128;
+constexpr std::size_t max_open_token_files = 128;
 }  // namespace
 
 TokenStore::TokenStore(const TokenSet& set, std::int64_t vocab_size)
@@ -25,7 +25,7 @@ TokenStore::TokenStore(const TokenSet& set, std::int64_t vocab_size)
 TokenFile& TokenStore::file(std::size_t index) {
   std::unique_ptr<TokenFile>& slot = open_files_[index];
   if (slot) return *slot;
-  if (n_open_ == max_open_files) {
+  if (n_open_ == max_open_token_files) {
     for (auto& other : open_files_) other.reset();
     n_open_ = 0;
   }

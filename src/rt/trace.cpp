@@ -23,7 +23,7 @@ struct Close {
   void operator()(std::FILE* file) const { std::fclose(file); }
 };
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') out += '\\';
@@ -121,7 +121,7 @@ double Trace::microseconds(std::int64_t at_ns) const {
 std::string Trace::header() const {
   std::string out = "{\"displayTimeUnit\":\"ms\",\"otherData\":{";
   for (const auto& [name, json] : facts_) {
-    out += fmt::format("{}{}:{}", &name == &facts_.front().first ? "" : ",", quoted(name), json);
+    out += fmt::format("{}{}:{}", &name == &facts_.front().first ? "" : ",", in_quotes(name), json);
   }
   out += fmt::format(
       "}},\"traceEvents\":[\n"
@@ -131,7 +131,7 @@ std::string Trace::header() const {
     out += fmt::format(
         ",\n{{\"ph\":\"M\",\"pid\":{},\"tid\":{},\"name\":\"thread_name\",\"args\":{{\"name\":{}}}}"
         "}",
-        rank_, row.id, quoted(row.name));
+        rank_, row.id, in_quotes(row.name));
   }
   return out;
 }
@@ -140,9 +140,9 @@ std::string Trace::text_of(const Slice& s) const {
   std::string out = fmt::format(
       ",\n{{\"ph\":\"X\",\"pid\":{},\"tid\":{},\"cat\":{},\"name\":{},\"ts\":{:.3f},\"dur\":{:.3f},"
       "\"args\":{{\"key\":{}",
-      rank_, s.actor, quoted(names_[s.category]), quoted(names_[s.name]), microseconds(s.begin_ns),
-      static_cast<double>(s.end_ns - s.begin_ns) * rate_ * 1e-3, s.key);
-  if (!names_[s.peer].empty()) out += ",\"peer\":" + quoted(names_[s.peer]);
+      rank_, s.actor, in_quotes(names_[s.category]), in_quotes(names_[s.name]),
+      microseconds(s.begin_ns), static_cast<double>(s.end_ns - s.begin_ns) * rate_ * 1e-3, s.key);
+  if (!names_[s.peer].empty()) out += ",\"peer\":" + in_quotes(names_[s.peer]);
   if (s.by != outside) out += fmt::format(",\"by\":{}", s.by);
   return out + "}}";
 }

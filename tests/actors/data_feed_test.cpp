@@ -11,16 +11,16 @@ using namespace llm;
 
 namespace {
 
-constexpr std::int64_t seq_len = 4;
+constexpr std::int64_t sample_len = 4;
 
 /// Sample j has the tokens 100 j, 100 j + 1, ... and the labels one more.
 class CountingSamples : public SampleSource {
  public:
-  std::int64_t seq_len() const override { return ::seq_len; }
+  std::int64_t seq_len() const override { return sample_len; }
   std::int64_t n_samples() const override { return 1 << 20; }
   void fetch(std::int64_t position, SampleOut out) override {
     fetched.push_back(position);
-    for (std::int64_t i = 0; i < ::seq_len; ++i) {
+    for (std::int64_t i = 0; i < sample_len; ++i) {
       out.tokens[i] = static_cast<std::int32_t>(100 * position + i);
       out.labels[i] = out.tokens[i] + 1;
     }
@@ -36,9 +36,9 @@ std::vector<std::int64_t> positions_in(const Microbatch& microbatch) {
   std::vector<std::int64_t> positions;
   const std::int32_t* const tokens = microbatch.tokens.as<std::int32_t>();
   for (std::int64_t i = 0; i < microbatch.batch; ++i) {
-    positions.push_back(tokens[i * seq_len] / 100);
-    for (std::int64_t t = 0; t < seq_len; ++t) {
-      REQUIRE(tokens[i * seq_len + t] == 100 * positions.back() + t);
+    positions.push_back(tokens[i * sample_len] / 100);
+    for (std::int64_t t = 0; t < sample_len; ++t) {
+      REQUIRE(tokens[i * sample_len + t] == 100 * positions.back() + t);
     }
   }
   return positions;

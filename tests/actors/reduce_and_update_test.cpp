@@ -17,9 +17,9 @@ namespace {
 constexpr int n_lanes = 2;
 
 /// Reducers and an optimizer on each rank, wired as in a run; gradients and facts come by hand.
-class Update {
+class ReducedUpdate {
  public:
-  Update(int n_ranks, double clip_norm, std::uint64_t seed, bool is_sharded = false)
+  ReducedUpdate(int n_ranks, double clip_norm, std::uint64_t seed, bool is_sharded = false)
       : network_(loop_, n_ranks, seed) {
     OptimizerConfig config;
     config.lr = {.shape = LrShape::constant, .peak = 1e-3};
@@ -48,7 +48,7 @@ class Update {
       }
     }
   }
-  ~Update() {
+  ~ReducedUpdate() {
     loop_.drop_actors();
     for (Rank& rank : ranks_) loop_.remove_poller(rank.poller);
   }
@@ -128,7 +128,7 @@ class Update {
 
 TEST_CASE("gradients of norm 3 and 4 on two ranks have norm 5, and a clip at 1 scales by 0.2") {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    Update update(2, 1.0, seed);
+    ReducedUpdate update(2, 1.0, seed);
     const std::int64_t place = update.state(0).layout().tensor_begin[4] + 3;
     update.gradients(0)[1] = 3;
     update.gradients(1)[place] = 4;
@@ -145,7 +145,7 @@ TEST_CASE("gradients of norm 3 and 4 on two ranks have norm 5, and a clip at 1 s
 TEST_CASE("the norm is that of the sum over ranks, whatever their number") {
   for (const int n_ranks : {1, 2, 3, 4, 7}) {
     INFO(n_ranks << " ranks");
-    Update update(n_ranks, 1.0, 1);
+    ReducedUpdate update(n_ranks, 1.0, 1);
     for (int rank = 0; rank < n_ranks; ++rank) {
       update.gradients(rank)[5] = 3.0f * static_cast<float>(rank + 1);
     }
@@ -159,7 +159,7 @@ TEST_CASE("the norm is that of the sum over ranks, whatever their number") {
 }
 
 TEST_CASE("a gradient that is not finite on one rank makes every rank skip") {
-  Update update(3, 1.0, 1);
+  ReducedUpdate update(3, 1.0, 1);
   update.gradients(2)[17] = INFINITY;
   update.run();
   for (int rank = 0; rank < 3; ++rank) {
@@ -173,7 +173,7 @@ TEST_CASE("a gradient that is not finite on one rank makes every rank skip") {
 
 TEST_CASE("an infinite gradient in one rank's shard makes every rank skip") {
   for (const int n_ranks : {2, 3, 4}) {
-    Update update(n_ranks, 1.0, 1, true);
+    ReducedUpdate update(n_ranks, 1.0, 1, true);
     update.gradients(n_ranks - 1)[17] = INFINITY;
     update.run();
     int n_owners = 0;
@@ -191,7 +191,7 @@ TEST_CASE("an infinite gradient in one rank's shard makes every rank skip") {
 }
 
 TEST_CASE("gradients of 20,000 on four ranks average finite where one of them owns the sum") {
-  Update update(4, 0.0, 1, true);
+  ReducedUpdate update(4, 0.0, 1, true);
   for (int rank = 0; rank < 4; ++rank) update.gradients(rank)[9] = 20000;
   update.run();
   for (int rank = 0; rank < 4; ++rank) {
@@ -204,7 +204,7 @@ TEST_CASE("gradients of 20,000 on four ranks average finite where one of them ow
 }
 
 TEST_CASE("gradients of 20,000 on four ranks average finite: sums are f32 under every precision") {
-  Update update(4, 0.0, 1);
+  ReducedUpdate update(4, 0.0, 1);
   for (int rank = 0; rank < 4; ++rank) update.gradients(rank)[9] = 20000;
   update.run();
   for (int rank = 0; rank < 4; ++rank) {

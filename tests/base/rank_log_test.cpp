@@ -12,13 +12,13 @@ using namespace llm;
 
 namespace {
 
-struct TemporaryFolder {
-  TemporaryFolder()
+struct LogFolder {
+  LogFolder()
       : path(std::filesystem::temp_directory_path() /
              ("llm-rank-log-" + std::to_string(getpid()))) {
     std::filesystem::create_directories(path);
   }
-  ~TemporaryFolder() {
+  ~LogFolder() {
     close_rank_log();
     std::filesystem::remove_all(path);
   }
@@ -28,7 +28,7 @@ struct TemporaryFolder {
 }  // namespace
 
 TEST_CASE("a rank's log has what was said before it was opened and what came after, in order") {
-  const TemporaryFolder folder;
+  const LogFolder folder;
   const std::filesystem::path path = folder.path / "logs" / "rank-3.log";
   close_rank_log();
   log_aside("early\n");
@@ -47,7 +47,7 @@ TEST_CASE("a rank's log has what was said before it was opened and what came aft
 }
 
 TEST_CASE("a log that cannot be written is no error") {
-  const TemporaryFolder folder;
+  const LogFolder folder;
   open_rank_log(folder.path / "file" / "rank-0.log");
   close_rank_log();
   open_rank_log(folder.path / "file" / "rank-0.log" / "rank-0.log");

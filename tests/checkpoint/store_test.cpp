@@ -16,15 +16,11 @@
 #include "src/checkpoint/reader.h"
 #include "src/checkpoint/tensor_file.h"
 #include "tests/io/temporary_folder.h"
+#include "tests/parity/world.h"
 
 using namespace llm;
 
 namespace {
-
-bool full_counts() {
-  const char* const full = std::getenv("LLM_TEST_FULL");
-  return full != nullptr && std::string(full) == "1";
-}
 
 /// Two tensors whose values are the step.
 Manifest save(const std::filesystem::path& folder, std::int64_t step, std::int64_t n_rows = 5,

@@ -23,8 +23,8 @@ using test::Way;
 constexpr int tag = 20;
 
 /// The vectors of one rank, and what sums them.
-struct Member {
-  Member(Transport& transport, const std::vector<int>& ranks, std::int64_t n, int n_sums)
+struct SumMember {
+  SumMember(Transport& transport, const std::vector<int>& ranks, std::int64_t n, int n_sums)
       : group(transport, ranks), sums(std::make_unique<NcclSums>(group, *llm_nccl_calls())) {
     for (int s = 0; s < n_sums; ++s) {
       vectors.emplace_back(values_of(10 * s + group.index, n), Device::cuda);
@@ -43,12 +43,12 @@ struct Member {
   int n_done = 0;
 };
 
-Task<> begin(Member& member) {
+Task<> begin(SumMember& member) {
   const CollectiveId id(tag, 0, 0);
   co_await begin_sums(member.group, id, *member.sums);
 }
 
-Task<> sum_one(Member& member, int number, std::vector<std::int64_t> cuts) {
+Task<> sum_one(SumMember& member, int number, std::vector<std::int64_t> cuts) {
   const CollectiveId id(tag + 1 + number, 0, number);
   LibrarySum one = member.sum(number, cuts);
   co_await sum_by_library(member.group, *member.sums, id, std::move(one));
@@ -62,7 +62,7 @@ struct Members {
     std::vector<int> group;
     for (int r = 1; r <= n_ranks; ++r) group.push_back(r);
     for (const int r : group) {
-      Member& member = all.emplace_back(ranks.rank(r), group, n, n_sums);
+      SumMember& member = all.emplace_back(ranks.rank(r), group, n, n_sums);
       ranks.loop.spawn("begin", begin(member));
     }
   }
@@ -71,7 +71,7 @@ struct Members {
     all.clear();
   }
   DeviceRanks ranks;
-  std::deque<Member> all;
+  std::deque<SumMember> all;
 };
 
 bool is_near_sum(float value, int number, int n_ranks, std::int64_t n, std::size_t i) {
@@ -91,7 +91,7 @@ std::vector<std::vector<float>> drawn_sums(int n_ranks, std::uint64_t seed,
   constexpr int n_sums = 5;
   Members members(n_ranks, seed, n, n_sums);
   std::uint64_t n_draws = 0;
-  for (Member& member : members.all) {
+  for (SumMember& member : members.all) {
     std::vector<int> left{0, 1, 2, 3, 4};
     while (!left.empty()) {
       const auto drawn = philox_at(seed, n_draws++)[0] % left.size();
@@ -102,7 +102,7 @@ std::vector<std::vector<float>> drawn_sums(int n_ranks, std::uint64_t seed,
   }
   members.ranks.loop.run();
   std::vector<std::vector<float>> bits;
-  for (const Member& member : members.all) {
+  for (const SumMember& member : members.all) {
     CHECK(member.n_done == n_sums);
     for (const Values& vector : member.vectors) bits.push_back(vector.read());
   }
@@ -142,7 +142,7 @@ TEST_CASE("NCCL's sums are all ranks' values where they belong, the same bits in
 TEST_CASE("nothing is launched before every member has come to a sum, nor out of turn") {
   Members members(3, 4, 8, 2);
   const std::int64_t before = emulator::n_sums();
-  for (Member& member : members.all) members.ranks.loop.spawn("sum", sum_one(member, 1, {}));
+  for (SumMember& member : members.all) members.ranks.loop.spawn("sum", sum_one(member, 1, {}));
   for (const int r : {0, 2}) {
     members.ranks.loop.spawn("sum", sum_one(members.all[static_cast<std::size_t>(r)], 0, {}));
   }
@@ -193,7 +193,7 @@ TEST_CASE("a member that is about another bucket is an error with both headers")
 TEST_CASE("an error that NCCL reports later is one line with the group, and ends its sums") {
   {
     Members members(2, 7, 8, 2);
-    for (Member& member : members.all) members.ranks.loop.spawn("sum", sum_one(member, 0, {}));
+    for (SumMember& member : members.all) members.ranks.loop.spawn("sum", sum_one(member, 0, {}));
     members.ranks.loop.run();
     members.ranks.loop.spawn("sum", sum_one(members.all[0], 1, {}));  // nobody else comes
     emulator::fail_nccl(ncclRemoteError);
@@ -209,7 +209,7 @@ TEST_CASE("sums may end in flight, and their memory goes with them") {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     Members members(3, seed, 40, 3);
     for (int s = 0; s < 3; ++s) {
-      for (Member& member : members.all) members.ranks.loop.spawn("sum", sum_one(member, s, {}));
+      for (SumMember& member : members.all) members.ranks.loop.spawn("sum", sum_one(member, s, {}));
     }
     for (std::uint64_t n = 0; n < seed; ++n) members.ranks.loop.run_until_idle();
   }

@@ -27,7 +27,8 @@ std::string text_of_set(const TokenSet& set) {
 
 std::size_t n_entries(const std::string& folder) {
   const std::filesystem::directory_iterator entries(folder);
-  return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
+  return static_cast<std::size_t>(
+      std::distance(std::filesystem::begin(entries), std::filesystem::end(entries)));
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ std::string text_of_files(const std::vector<std::string>& paths) {
   return text_of(read_all(corpus_of(paths)));
 }
 
-std::string refusal(const std::string& path) {
+std::string refusal_of_file(const std::string& path) {
   return message_of<DataError>([&] { read_all(corpus_of({path})); });
 }
 
@@ -105,7 +105,7 @@ TEST_CASE("a malformed JSON line is refused with file and line") {
   const TempFolder folder;
   const auto message = [&](const std::string& line) {
     const std::string path = folder.write("bad.jsonl", "{\"text\": \"good\"}\n\n" + line + "\n");
-    const std::string text = refusal(path);
+    const std::string text = refusal_of_file(path);
     CHECK(has(text, path + ":3: "));
     return text;
   };
@@ -161,7 +161,7 @@ TEST_CASE("token files follow each other as they are") {
                                        folder.write("b.bin", bytes_of(counting(2)))};
   CHECK(read_all(corpus_of(paths)) == Ids{0, 1, 2, 0, 1});
   const std::string high = folder.write("c.bin", bytes_of(counting(300)));
-  CHECK(has(refusal(high), high + ": token 256 has id 256, but model.vocab_size is 256"));
+  CHECK(has(refusal_of_file(high), high + ": token 256 has id 256, but model.vocab_size is 256"));
 }
 
 TEST_CASE("a corpus names its kinds, sizes and what does not go together") {

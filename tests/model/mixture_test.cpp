@@ -32,7 +32,7 @@ TestBatch some_batch() {
   return out;
 }
 
-std::vector<std::string> hf_names(ModelConfig config) {
+std::vector<std::string> names_of_experts(ModelConfig config) {
   config.n_layers = 1;
   config.n_experts = 2;
   std::vector<std::string> names;
@@ -63,12 +63,12 @@ TEST_CASE("Mixtral 8x7B has its known number of parameters, and of operations wh
 
 TEST_CASE("a mixture's names are Mixtral's, or in GPT-2's pattern") {
   const std::string layer = "model.layers.0.block_sparse_moe.";
-  CHECK(hf_names(with_experts(tiny_llama(), 2, 1)) ==
+  CHECK(names_of_experts(with_experts(tiny_llama(), 2, 1)) ==
         std::vector<std::string>{layer + "gate.weight", layer + "experts.0.w1.weight",
                                  layer + "experts.1.w1.weight", layer + "experts.0.w3.weight",
                                  layer + "experts.1.w3.weight", layer + "experts.0.w2.weight",
                                  layer + "experts.1.w2.weight"});
-  CHECK(hf_names(with_experts(tiny_gpt2(), 2, 1)) ==
+  CHECK(names_of_experts(with_experts(tiny_gpt2(), 2, 1)) ==
         std::vector<std::string>{"h.0.mlp.gate.weight", "h.0.mlp.experts.0.c_fc.weight",
                                  "h.0.mlp.experts.1.c_fc.weight", "h.0.mlp.experts.0.c_fc.bias",
                                  "h.0.mlp.experts.1.c_fc.bias", "h.0.mlp.experts.0.c_proj.weight",

@@ -45,7 +45,7 @@ struct Arrivals {
 // Far enough ahead that receives lag behind, not so far that MPI's queues are what is tested.
 constexpr std::size_t ahead = 100;
 
-Task<> send_all_sizes(Transport& transport, Arrivals& arrivals) {
+Task<> send_messages_of_all_sizes(Transport& transport, Arrivals& arrivals) {
   for (std::size_t n = 0; n <= max_control_bytes; ++n) {
     while (n > arrivals.n_from_all() + ahead) co_await transport.loop().yield();
     for (int peer = 0; peer < transport.n_ranks(); ++peer) {
@@ -56,14 +56,14 @@ Task<> send_all_sizes(Transport& transport, Arrivals& arrivals) {
   co_await arrivals.all;
 }
 
-void all_sizes(RankTests& tests) {
+void messages_of_all_sizes(RankTests& tests) {
   RankLoop here(tests);
   Arrivals arrivals(tests, here.loop);
   here.transport.on_control(
       [&arrivals](int peer, const ControlHeader& header, std::span<const std::byte> payload) {
         arrivals.take(peer, header, payload);
       });
-  here.loop.spawn("sender", send_all_sizes(here.transport, arrivals));
+  here.loop.spawn("sender", send_messages_of_all_sizes(here.transport, arrivals));
   here.loop.run();
   tests.session().barrier();  // a peer may still send to this transport
 }
@@ -104,7 +104,7 @@ void a_ball_goes_round(RankTests& tests) {
 
 void test_control(RankTests& tests) {
   tests.run("control messages of 0 to 4000 bytes arrive in order from everyone at everyone",
-            all_sizes);
+            messages_of_all_sizes);
   tests.run("a ball goes round all ranks 5000 hops through ports and inboxes", a_ball_goes_round);
 }
 

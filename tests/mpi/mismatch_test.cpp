@@ -9,9 +9,6 @@
 namespace llm {
 namespace {
 
-const WaitName wait_sent{"sent"};
-const WaitName wait_received{"received"};
-
 /// What rank 0 sends and what every other rank expects.
 struct Mismatch {
   Header sent;

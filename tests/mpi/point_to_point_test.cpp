@@ -10,9 +10,6 @@
 namespace llm {
 namespace {
 
-const WaitName wait_sent{"sent"};
-const WaitName wait_received{"received"};
-
 /// Byte `i` of message `index` from one rank to another.
 std::uint8_t byte_of(int from, int to, int index, std::int64_t i) {
   return static_cast<std::uint8_t>(i * 31 + (i >> 8) + from * 7 + to * 13 + index * 101);

@@ -12,6 +12,9 @@
 
 namespace llm {
 
+inline const WaitName wait_sent{"sent"};
+inline const WaitName wait_received{"received"};
+
 /// One rank of a test: a loop that gives up after a while, the transport, and a compute queue.
 struct RankLoop {
   explicit RankLoop(RankTests& tests, std::int64_t piece_bytes = std::int64_t{1} << 30)

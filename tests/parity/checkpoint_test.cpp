@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Layout {
+struct SavedLayout {
   const char* name;
   int dp = 1;
   int pp = 1;
@@ -35,7 +35,7 @@ ModelConfig model_of(Dtype compute) {
 }
 
 /// Four samples a step in microbatches of one, whatever the layout.
-Settings settings_of(const ModelConfig& model, const Layout& layout, std::int64_t n_steps) {
+Settings settings_of(const ModelConfig& model, const SavedLayout& layout, std::int64_t n_steps) {
   Settings settings = parity_settings(
       model, layout.dp, std::vector<std::int64_t>(static_cast<std::size_t>(4 / layout.dp), 1), 1,
       n_steps);
@@ -96,7 +96,7 @@ void check_end(const Outcome& resumed, const Outcome& whole, std::int64_t step) 
   REQUIRE(difference(resumed.weights, whole.weights) == "");
 }
 
-const std::vector<Layout> layouts = {
+const std::vector<SavedLayout> saved_layouts = {
     {.name = "one rank"},
     {.name = "one rank, bf16", .compute = Dtype::bf16},
     {.name = "dp 2", .dp = 2},
@@ -125,7 +125,7 @@ Weights read_whole(const CheckpointReader& checkpoint, const ModelConfig& model,
 
 TEST_CASE("a run that is interrupted after any step ends with the bits of one that is not") {
   for (const bool sharded : {false, true}) {
-    for (const Layout& layout : layouts) {
+    for (const SavedLayout& layout : saved_layouts) {
       if (!full_counts() && sharded != (layout.zero_stage % 2 == 1)) continue;
       INFO(layout.name << (sharded ? ", sharded" : ", full"));
       const TemporaryFolder folder;
@@ -156,15 +156,15 @@ TEST_CASE("a run that is interrupted after any step ends with the bits of one th
 
 TEST_CASE("a checkpoint of every layout is read under every layout, moments too, by name") {
   const TemporaryFolder folder;
-  for (std::size_t a = 0; a < layouts.size(); ++a) {
-    Settings saved = settings_of(model_of(layouts[a].compute), layouts[a], 2);
+  for (std::size_t a = 0; a < saved_layouts.size(); ++a) {
+    Settings saved = settings_of(model_of(saved_layouts[a].compute), saved_layouts[a], 2);
     save_every(saved, 2, a % 2 == 1);
     World(saved, saving_to(saved, folder / std::to_string(a))).run();
     const fs::path path = folder / std::to_string(a) / checkpoint_name(2);
     verify_checkpoint(path);
     const CheckpointReader checkpoint(path);
-    for (const Layout& layout : layouts) {
-      INFO(layouts[a].name << " read under " << layout.name);
+    for (const SavedLayout& layout : saved_layouts) {
+      INFO(saved_layouts[a].name << " read under " << layout.name);
       Settings settings = settings_of(model_of(layout.compute), layout, 2);
       World::Options options = options_of(settings);
       options.resume = path;
@@ -180,15 +180,15 @@ TEST_CASE("a checkpoint of every layout is read under every layout, moments too,
 TEST_CASE("a run that goes on under another layout has the bits of one that never moved") {
   const ModelConfig model = model_of(Dtype::f32);
   const TemporaryFolder folder;
-  Settings alone = settings_of(model, layouts[0], 4);
+  Settings alone = settings_of(model, saved_layouts[0], 4);
   save_every(alone, 2, false);
   const Outcome whole = World(alone, saving_to(alone, folder / "alone")).run();
-  for (const Layout& first : layouts) {
+  for (const SavedLayout& first : saved_layouts) {
     if (first.compute != Dtype::f32 || first.tp > 1) continue;
     Settings settings = settings_of(model, first, 4);
     save_every(settings, 2, first.dp > 1);
     World(settings, saving_to(settings, folder / first.name)).run();
-    for (const Layout& second : layouts) {
+    for (const SavedLayout& second : saved_layouts) {
       if (second.compute != Dtype::f32 || second.tp > 1) continue;
       INFO(first.name << ", then " << second.name);
       Settings rest = settings_of(model, second, 4);
@@ -202,15 +202,15 @@ TEST_CASE("a run that goes on under another layout has the bits of one that neve
 TEST_CASE("a run that goes on with tensor-parallel ranks is near one that never moved") {
   ModelConfig model = model_of(Dtype::f32);
   const TemporaryFolder folder;
-  const auto near = [&](const Layout& layout) {
+  const auto near = [&](const SavedLayout& layout) {
     Settings settings = settings_of(model, layout, 4);
     settings.optimizer.lr.peak = 1e-3;
     return settings;
   };
-  Settings alone = near(layouts[0]);
+  Settings alone = near(saved_layouts[0]);
   save_every(alone, 2, false);
   const Outcome whole = World(alone, saving_to(alone, folder / "a")).run();
-  for (const Layout& layout : layouts) {
+  for (const SavedLayout& layout : saved_layouts) {
     if (layout.tp == 1) continue;
     INFO(layout.name);
     Settings settings = near(layout);
@@ -225,14 +225,14 @@ TEST_CASE("a run that goes on with tensor-parallel ranks is near one that never 
 TEST_CASE("experts' checkpoints are read wherever experts are") {
   ModelConfig model = parity_mixtral();
   model.n_layers = 4;
-  const auto settings_of_experts = [&](const Layout& layout, bool spreads) {
+  const auto settings_of_experts = [&](const SavedLayout& layout, bool spreads) {
     Settings settings = settings_of(model, layout, 2);
     settings.spreads_experts = spreads;
     set_pipeline(settings, {.n_ranks = layout.pp});
     return settings;
   };
   struct Case {
-    Layout layout;
+    SavedLayout layout;
     bool spreads;
   };
   const std::vector<Case> cases = {
@@ -272,23 +272,23 @@ TEST_CASE("spread experts go on from any layout's checkpoint, and any layout fro
   model.hidden_size = 32;
   model.intermediate_size = 72;
   const TemporaryFolder folder;
-  const auto of = [&](const Layout& layout) {
+  const auto of = [&](const SavedLayout& layout) {
     Settings settings = settings_of(model, layout, 4);
     settings.optimizer.lr.peak = 1e-3;
     settings.spreads_experts = layout.dp > 1;
     return settings;
   };
-  const std::vector<Layout> spread = {{"one", 1},
-                                      {"dp 2", 2},
-                                      {"dp 4, zero 1", 4, 1, 1, 1},
-                                      {"dp 2, pp 2, zero 3", 2, 2, 1, 3},
-                                      {"dp 2, tp 2, zero 3", 2, 1, 2, 3}};
+  const std::vector<SavedLayout> spread = {{"one", 1},
+                                           {"dp 2", 2},
+                                           {"dp 4, zero 1", 4, 1, 1, 1},
+                                           {"dp 2, pp 2, zero 3", 2, 2, 1, 3},
+                                           {"dp 2, tp 2, zero 3", 2, 1, 2, 3}};
   bool sharded = false;
-  for (const Layout& first : spread) {
+  for (const SavedLayout& first : spread) {
     Settings settings = of(first);
     save_every(settings, 2, sharded);
     const Outcome whole = World(settings, saving_to(settings, folder / first.name)).run();
-    for (const Layout& second : spread) {
+    for (const SavedLayout& second : spread) {
       INFO(first.name << (sharded ? ", sharded" : ", full") << ", then " << second.name);
       const Settings rest = of(second);
       World::Options options = options_of(rest, 9);
@@ -304,7 +304,7 @@ TEST_CASE("spread experts go on from any layout's checkpoint, and any layout fro
 
 TEST_CASE("a stop saves, the newest and the best are kept, and no rank holds more than its part") {
   const TemporaryFolder folder;
-  Settings settings = settings_of(model_of(Dtype::f32), layouts[4], 12);
+  Settings settings = settings_of(model_of(Dtype::f32), saved_layouts[4], 12);
   settings.validation = {.interval_steps = 1, .n_steps = 12, .n_samples = 4};
   save_every(settings, 5, true);
   settings.saves.best = true;
@@ -336,7 +336,7 @@ TEST_CASE("a folder that cannot be written ends the run with its name") {
   const TemporaryFolder folder;
   write_plainly(folder / "file", "x");
   for (const bool sharded : {false, true}) {
-    Settings settings = settings_of(model_of(Dtype::f32), layouts[4], 4);
+    Settings settings = settings_of(model_of(Dtype::f32), saved_layouts[4], 4);
     save_every(settings, 2, sharded);
     World world(settings, saving_to(settings, folder / "file" / "inside"));
     CHECK_THROWS_WITH(world.run(), Catch::Contains("cannot make") &&

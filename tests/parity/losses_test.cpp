@@ -35,20 +35,20 @@ std::vector<ListedSample> six_and_two() {
           {{13, 3, 2, 9, 20, 30, 11, 4}, {no, 1, no, no, no, no, no, 1}}};
 }
 
-struct Layout {
+struct SampleLayout {
   std::string name;
   int dp;
   std::vector<std::int64_t> microbatch_samples;
   int n_accumulation_steps;
 };
-std::vector<Layout> layouts_of_two_samples() {
+std::vector<SampleLayout> layouts_of_two_samples() {
   return {{"one batch", 1, {2}, 1},
           {"two microbatches", 1, {1, 1}, 1},
           {"two accumulation steps", 1, {1}, 2},
           {"two ranks", 2, {1}, 1}};
 }
 
-Settings settings_of(const Layout& layout, const ModelConfig& model) {
+Settings settings_of(const SampleLayout& layout, const ModelConfig& model) {
   return parity_settings(model, layout.dp, layout.microbatch_samples, layout.n_accumulation_steps,
                          1);
 }
@@ -81,7 +81,7 @@ Weights mean_gradients(const Settings& settings, const Outcome& outcome) {
 
 TEST_CASE("6 tokens at loss 2.0 and 2 at 4.0 train at 2.5, over microbatches, steps and ranks") {
   const std::vector<float> bias = head_bias();
-  for (const Layout& layout : layouts_of_two_samples()) {
+  for (const SampleLayout& layout : layouts_of_two_samples()) {
     INFO(layout.name);
     const Settings settings = settings_of(layout, model_with_bias());
     World world(settings, six_and_two_options(true));
@@ -103,7 +103,7 @@ TEST_CASE("unequal microbatches and ranks have the loss, norm and gradient of on
     const Settings one_batch = settings_of(layouts_of_two_samples()[0], model);
     const Outcome expected = World(one_batch, six_and_two_options(false)).run();
     const Weights gradients = mean_gradients(one_batch, expected);
-    for (const Layout& layout : layouts_of_two_samples()) {
+    for (const SampleLayout& layout : layouts_of_two_samples()) {
       for (const Accumulation kind : {Accumulation::tree, Accumulation::sequential}) {
         INFO(layout.name);
         Settings settings = settings_of(layout, model);

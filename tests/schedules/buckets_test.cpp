@@ -31,13 +31,13 @@ std::vector<FlatTensor> tensors_of(int kind) {
   return tensors;
 }
 
-struct Grid {
+struct BucketGrid {
   int kind;
   std::int64_t bucket_elements;
 };
 
-std::vector<Grid> grids() {
-  std::vector<Grid> all;
+std::vector<BucketGrid> grids() {
+  std::vector<BucketGrid> all;
   for (int kind = 0; kind < 5; ++kind) {
     for (const std::int64_t n : {1, 16, 63, 64, 65, 100, 128, 500, 1000, 4096, 1 << 20}) {
       all.push_back({kind, n});
@@ -68,7 +68,7 @@ TEST_CASE("tensors that are a rank's own have buckets of their own, of which eac
 }
 
 TEST_CASE("bucket pieces cover every element of every tensor once, in order, from chunk bounds") {
-  for (const Grid& grid : grids()) {
+  for (const BucketGrid& grid : grids()) {
     INFO("tensors " << grid.kind << ", buckets of " << grid.bucket_elements);
     const std::vector<FlatTensor> tensors = tensors_of(grid.kind);
     const FlatLayout layout = flat_layout(tensors, grid.bucket_elements, chunk);
@@ -97,7 +97,7 @@ TEST_CASE("bucket pieces cover every element of every tensor once, in order, fro
 }
 
 TEST_CASE("buckets cover the flat buffer without a gap, and tensors begin aligned") {
-  for (const Grid& grid : grids()) {
+  for (const BucketGrid& grid : grids()) {
     INFO("tensors " << grid.kind << ", buckets of " << grid.bucket_elements);
     const std::vector<FlatTensor> tensors = tensors_of(grid.kind);
     const FlatLayout layout = flat_layout(tensors, grid.bucket_elements, chunk);
@@ -121,7 +121,7 @@ TEST_CASE("buckets cover the flat buffer without a gap, and tensors begin aligne
 }
 
 TEST_CASE("a bucket is ready after the last layer that it holds a piece of") {
-  for (const Grid& grid : grids()) {
+  for (const BucketGrid& grid : grids()) {
     const std::vector<FlatTensor> tensors = tensors_of(grid.kind);
     for (const Bucket& bucket : flat_layout(tensors, grid.bucket_elements, chunk).buckets) {
       std::int64_t last = bucket.ready_after_layer + 1000;
@@ -136,7 +136,7 @@ TEST_CASE("a bucket is ready after the last layer that it holds a piece of") {
 TEST_CASE(
     "a bucket is no larger than asked for or than one chunk; one that is less than full is half "
     "full and ends with a part of a layer") {
-  for (const Grid& grid : grids()) {
+  for (const BucketGrid& grid : grids()) {
     INFO("tensors " << grid.kind << ", buckets of " << grid.bucket_elements);
     const FlatLayout layout = flat_layout(tensors_of(grid.kind), grid.bucket_elements, chunk);
     const std::int64_t most = std::max(grid.bucket_elements, chunk);

@@ -53,11 +53,12 @@ TimelineMaker small_run() {
   return maker;
 }
 
-struct Folder {
-  Folder() : path(std::filesystem::temp_directory_path() / fmt::format("llm-page-{}", getpid())) {
+struct PageFolder {
+  PageFolder()
+      : path(std::filesystem::temp_directory_path() / fmt::format("llm-page-{}", getpid())) {
     std::filesystem::create_directories(path);
   }
-  ~Folder() { std::filesystem::remove_all(path); }
+  ~PageFolder() { std::filesystem::remove_all(path); }
   void write(const std::string& name, const std::string& text) const {
     std::ofstream(path / name) << text;
   }
@@ -113,7 +114,7 @@ TEST_CASE("the page holds slices, messages, steps and paths in columns") {
 }
 
 TEST_CASE("losses are those of metrics.jsonl and of the starts that went on from it") {
-  const Folder folder;
+  const PageFolder folder;
   CHECK(read_losses(folder.path).train.empty());
   CHECK(read_losses(folder.path / "nowhere").train.empty());
   folder.write("metrics.jsonl", R"({"kind":"step","step":1,"loss":3.5}

@@ -16,12 +16,12 @@ using namespace llm;
 namespace {
 
 /// A folder of traces that is gone with the test.
-struct Folder {
-  Folder()
+struct TraceFolder {
+  TraceFolder()
       : path(std::filesystem::temp_directory_path() / fmt::format("llm-trace-test-{}", getpid())) {
     std::filesystem::create_directories(path);
   }
-  ~Folder() { std::filesystem::remove_all(path); }
+  ~TraceFolder() { std::filesystem::remove_all(path); }
   std::filesystem::path file(int rank) const { return path / fmt::format("rank-{}.json", rank); }
   void write(int rank, int n_ranks, const std::string& run = "one") const {
     Trace trace(rank, 1'000'000);
@@ -43,7 +43,7 @@ struct Folder {
   std::filesystem::path path;
 };
 
-void check_refused(const Folder& folder, const std::string& why) {
+void check_refused(const TraceFolder& folder, const std::string& why) {
   CHECK_THROWS_AS(read_timeline(folder.path), DataError);
   CHECK_THROWS_WITH(read_timeline(folder.path), Catch::Contains(why));
 }
@@ -51,7 +51,7 @@ void check_refused(const Folder& folder, const std::string& why) {
 }  // namespace
 
 TEST_CASE("what a rank's trace wrote is read back") {
-  const Folder folder;
+  const TraceFolder folder;
   folder.write(0, 2);
   folder.write(1, 2);
   const Timeline timeline = read_timeline(folder.path);
@@ -81,7 +81,7 @@ TEST_CASE("what a rank's trace wrote is read back") {
 }
 
 TEST_CASE("a merged trace is one JSON file with the events of all ranks") {
-  const Folder folder;
+  const TraceFolder folder;
   folder.write(0, 2);
   folder.write(1, 2);
   merge_traces(folder.path, folder.path / "trace.json");
@@ -94,7 +94,7 @@ TEST_CASE("a merged trace is one JSON file with the events of all ranks") {
 }
 
 TEST_CASE("a folder without traces, or not of all ranks, or of two runs is refused") {
-  const Folder folder;
+  const TraceFolder folder;
   CHECK_THROWS_AS(read_timeline(folder.path), FileError);
   folder.write(0, 3);
   folder.write(1, 3);
@@ -109,14 +109,14 @@ TEST_CASE("a folder without traces, or not of all ranks, or of two runs is refus
 }
 
 TEST_CASE("a trace of fewer ranks than an older run left in the folder is refused") {
-  const Folder folder;
+  const TraceFolder folder;
   folder.write(0, 1);
   folder.write(1, 2, "older");
   check_refused(folder, "rank-1.json: is of run older");
 }
 
 TEST_CASE("a file that is damaged, cut off or none of ours is refused with the reason") {
-  const Folder folder;
+  const TraceFolder folder;
   folder.write(0, 1);
   const std::string whole = read_file(folder.file(0));
   const auto put = [&](const std::string& text) { std::ofstream(folder.file(0)) << text; };

@@ -23,8 +23,6 @@
 namespace llm {
 namespace {
 
-constexpr double log_seconds = 0.5;
-
 /// Names the job to itself: mpirun and srun give every rank the same namespace. A process started
 /// alone has its own.
 std::string job_name() {

@@ -16,6 +16,9 @@ std::string process_state(int process);
 /// is left behind however the ranks end.
 bool claim_cause_line();
 
+/// What the disk of a log has for a line: it may be what failed.
+inline constexpr double log_seconds = 0.5;
+
 /// "error: rank R: message" on stderr, in one write.
 void print_cause_line(int rank, std::string_view message);
 

@@ -50,8 +50,6 @@ constexpr unsigned second_ms = 3000;
 
 // MPI_Abort asks the launcher, which may be behind a link that is down.
 constexpr unsigned abort_seconds = 2;
-// What the disk of a log has for a line: it may be what failed.
-constexpr double log_seconds = 0.5;
 volatile sig_atomic_t abort_code = static_cast<int>(ExitCode::internal);
 
 void pause_ms(unsigned n) {
