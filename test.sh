@@ -47,6 +47,8 @@ install_missing build ${full:+full}
 for argument in ${arguments[@]+"${arguments[@]}"}; do
   [ "$argument" = --list ] && prepare default build "$(default_compiler)" && exec meson test -C build --list
 done
+# All sources of a target as one: headers and templates are compiled once a target, not once a source.
+unity=(-Dunity=on -Dunity_size=1000 -Dcuda=disabled)
 if [ -z "$full" ]; then
   [ -e build/.built ] || say "building (once; takes a few minutes)"
   prepare default build "$(default_compiler)" && run default build default
@@ -55,13 +57,13 @@ else
   prepare full build "$(default_compiler)" && run full build full
   if command -v g++ >/dev/null 2>&1; then
     say "== g++"
-    prepare gcc build-gcc g++ -Dcuda=disabled && run gcc build-gcc default --no-suite lint  # they have run
+    prepare gcc build-gcc g++ "${unity[@]}" && run gcc build-gcc default --no-suite lint  # they have run
   else
     say "g++ is not here: its run is left out"
   fi
   say "== sanitizers"
   export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-  if prepare sanitizers build-asan "$(default_compiler)" -Db_sanitize=address,undefined -Db_lundef=false -Dcuda=disabled; then
+  if prepare sanitizers build-asan "$(default_compiler)" "${unity[@]}" -Db_sanitize=address,undefined -Db_lundef=false; then
     # Open MPI keeps memory to the end of the process, so leaks are looked for where it does not run.
     beside=(--no-suite full --no-suite slurm --no-suite netns)
     ASAN_OPTIONS=detect_leaks=1 run sanitizers-unit build-asan sanitizers --suite unit "${beside[@]}"
