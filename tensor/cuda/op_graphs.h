@@ -33,6 +33,10 @@ struct KeyedOp {
 ///
 /// Scratch of ops becomes memory of the graph (allocated and released in it), which CUDA keeps
 /// beside the stream-ordered pool. The graphs used last are kept, `most_runs` of them.
+///
+/// To make a graph may take memory of the device. Whether that waits for kernels that run, such as
+/// NCCL's that wait for a peer (src/comm/nccl/nccl_transport.h), no GPU has said yet: so graphs are
+/// off where nobody asks for them.
 class OpGraphs {
  public:
   static constexpr std::size_t most_runs = 256;
