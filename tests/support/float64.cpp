@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "src/base/philox.h"
 
@@ -97,7 +98,7 @@ NormGradients norm_backward(const Norm& norm, const Doubles& x, const Doubles& w
 }
 
 std::size_t Linear::expert_of(std::size_t row) const {
-  const auto next = std::upper_bound(begins.begin(), begins.end(), row);
+  const auto next = std::upper_bound(begins.begin(), std::prev(begins.end()), row);
   return static_cast<std::size_t>(next - begins.begin()) - 1;
 }
 

@@ -46,6 +46,7 @@ NormGradients norm_backward(const Norm& norm, const Doubles& x, const Doubles& w
 struct Linear {
   std::vector<std::size_t> begins;  ///< of the experts' rows, and their end
   std::size_t n_in, n_out;
+  /// Of a row beyond the last one, which wrong begins leave: the last expert.
   std::size_t expert_of(std::size_t row) const;
   std::size_t n_rows() const { return begins.back(); }
 };
