@@ -94,7 +94,9 @@ void check_pipelines(Report& report) {
 }
 
 void check_graphs(Report& report) {
-  Settings settings = parity_settings(parity_gpt2(0.1f), 1, {1}, 2, 4);
+  ModelConfig model = parity_gpt2(0.1f);
+  model.n_layers = 1;
+  Settings settings = parity_settings(model, 1, {1}, 1, 3);
   const Outcome without = run_on(Device::cuda, settings, 1);
   settings.least_graph_ops = 3;
   const Outcome with = run_on(Device::cuda, settings, 1);
