@@ -281,7 +281,7 @@ class Run {
     inputs.train = data_.train.get();
     inputs.validation = data_.validation.get();
     inputs.initial_values = weights_.values;
-    if (start_.settings.sums_by_library()) inputs.library_sums = device_sums;
+    if (start_.settings.sums_by_library()) inputs.make_library_sums = device_sums;
     inputs.stop_requested = [&signals] { return signals.requested(); };
     const Config& config = start_.loaded.config;
     inputs.save_to.folder = checkpoint_folder(config, start_.run_dir);

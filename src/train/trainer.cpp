@@ -116,8 +116,8 @@ Port<Ready> Trainer::to_optimizer() {
 
 void Trainer::make_reducers() {
   if (settings_.sums_by_library()) {
-    CHECK_CONTRACT(inputs_.library_sums != nullptr, "who sums by a library has one");
-    library_sums_ = inputs_.library_sums(data_parallel_);
+    CHECK_CONTRACT(inputs_.make_library_sums != nullptr, "who sums by a library has one");
+    library_sums_ = inputs_.make_library_sums(data_parallel_);
   }
   for (int lane = 0; lane < settings_.n_reducer_lanes; ++lane) {
     GradientReducer::Plan plan{.lane = lane,

@@ -51,7 +51,7 @@ struct TrainerInputs {
   std::optional<ResumedState> resumed = {};
   SaveTo save_to = {};
   /// With Settings::sums_by_library(): what adds up the gradients of a group.
-  std::function<std::unique_ptr<LibrarySums>(Group&)> library_sums = {};
+  std::function<std::unique_ptr<LibrarySums>(Group&)> make_library_sums = {};
   std::function<bool()> stop_requested = [] { return false; };
   Port<StepMetrics> step_done = Port<StepMetrics>([](std::int64_t, StepMetrics) {});
   Port<ValidationMetrics> validation_done =

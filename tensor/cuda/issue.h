@@ -36,17 +36,16 @@ bool issued(Queue& queue, const char* name,
   (expect_on(queue.device(), arguments, name), ...);
   if (queue.device() == Device::cpu) return false;
   const auto kernels = cuda::module().ops.*call;
+  const auto put = [kernels, arguments...](cudaStream_t stream, const std::int64_t* numbers) {
+    kernels(stream, cuda::with_numbers(arguments, numbers)...);
+  };
   if constexpr ((cuda::is_repeated<Arguments> && ...)) {
     if (queue.uses_graphs()) {
-      const auto put = [kernels, arguments...](cudaStream_t stream, const std::int64_t* numbers) {
-        kernels(stream, cuda::with_numbers(arguments, numbers)...);
-      };
       queue.issue(name, cuda::key_of(reinterpret_cast<const void*>(kernels), arguments...), put);
       return true;
     }
   }
-  queue.issue(name,
-              [kernels, arguments...](cudaStream_t stream) { kernels(stream, arguments...); });
+  queue.issue(name, [put](cudaStream_t stream) { put(stream, nullptr); });
   return true;
 }
 

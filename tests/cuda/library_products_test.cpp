@@ -202,7 +202,7 @@ TEST_CASE(
     "a layer and its gelu are two ops in low dtypes, and where the library has no such product") {
   struct Parts {
     Layer layer;
-    bool library_has_gelu = true;
+    bool has_gelu = true;
   };
   for (const Parts& parts : {Parts{{Dtype::bf16, 21, 48, 32}},
                              {{Dtype::f16, 21, 48, 32}},
@@ -210,7 +210,7 @@ TEST_CASE(
                              {{Dtype::f32, 0, 48, 32}},
                              {{Dtype::f32, 21, 48, 32}, false}}) {
     INFO(name_of(parts.layer.dtype) << ", " << parts.layer.out << " outputs");
-    has_gelu_epilogues() = parts.library_has_gelu;
+    has_gelu_epilogues() = parts.has_gelu;
     const HiddenLayer one = hidden_layer_of(parts.layer, 1, {});
     const HiddenLayer two = hidden_layer_of(parts.layer, 1, {.in_one_op = false});
     CHECK(one.up == two.up);

@@ -172,7 +172,7 @@ TrainerInputs World::inputs(int rank) {
   }
   inputs.save_to = options_.save_to;
   if (options_.nccl != nullptr) {
-    inputs.library_sums = [this](Group& group) {
+    inputs.make_library_sums = [this](Group& group) {
       return std::make_unique<NcclSums>(group, *options_.nccl);
     };
   }

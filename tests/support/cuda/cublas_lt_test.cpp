@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string>
 
-#include "tests/support/cuda/error.h"
+#include "tests/support/cuda/error_of.h"
 
 using namespace llm::emulator;
 
@@ -96,16 +96,6 @@ class Rig {
   }
   Device device_;
 };
-
-template <typename Body>
-std::string error_of(Body body) {
-  try {
-    body();
-  } catch (const EmulatorError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 }  // namespace
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/cuda/error.h"
+#include "tests/support/cuda/error_of.h"
 
 using namespace llm::emulator;
 
@@ -87,16 +87,6 @@ class Pair {
  private:
   Device device_;
 };
-
-template <typename Body>
-std::string error_of(Body body) {
-  try {
-    body();
-  } catch (const EmulatorError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 }  // namespace
 

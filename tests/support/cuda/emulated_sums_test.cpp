@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tests/support/cuda/emulated_nccl.h"
-#include "tests/support/cuda/error.h"
+#include "tests/support/cuda/error_of.h"
 
 using namespace llm::emulator;
 
@@ -104,16 +104,6 @@ double exact_sum(int n_ranks, std::size_t i) {
   double sum = 0;
   for (int r = 0; r < n_ranks; ++r) sum += double{Ranks::operand(r, i)};
   return sum;
-}
-
-template <typename Body>
-std::string error_of(Body body) {
-  try {
-    body();
-  } catch (const EmulatorError& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 }  // namespace

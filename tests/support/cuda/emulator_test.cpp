@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "tests/support/cuda/error.h"
+#include "tests/support/cuda/error_of.h"
 
 using namespace llm::emulator;
 
@@ -33,16 +33,6 @@ void block_sum(const float* x, float* y, bool has_barrier) {
     if (has_barrier) __syncthreads();
   }
   if (threadIdx.x == 0) *y = part[0];
-}
-
-template <typename Body>
-std::string error_of(Body body) {
-  try {
-    body();
-  } catch (const EmulatorError& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 /// A device with two streams.
