@@ -63,7 +63,8 @@ else
   fi
   say "== sanitizers"
   export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-  if prepare sanitizers build-asan "$(default_compiler)" "${unity[@]}" -Db_sanitize=address,undefined -Db_lundef=false; then
+  if prepare sanitizers build-asan "$(default_compiler)" "${unity[@]}" -Doptimization=0 \
+    -Db_sanitize=address,undefined -Db_lundef=false; then
     # Open MPI keeps memory to the end of the process, so leaks are looked for where it does not run.
     beside=(--no-suite full --no-suite slurm --no-suite netns)
     ASAN_OPTIONS=detect_leaks=1 run sanitizers-unit build-asan sanitizers --suite unit "${beside[@]}"

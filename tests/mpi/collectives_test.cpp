@@ -83,12 +83,15 @@ Task<> do_all_reduce(AllReduce& all, Queue& queue, int n_times) {
   }
 }
 
-const std::vector<std::int64_t> sizes{0,    1,    2,    3,     5,      7,       64,
-                                      1000, 4096, 4097, 65537, 262144, 1000003, 16 << 20};
+/// In float elements, from none to the largest.
+std::vector<std::int64_t> sizes(const RankTests& tests) {
+  return {0,    1,    2,    3,     5,      7,       64,
+          1000, 4096, 4097, 65537, 262144, 1000003, tests.largest_bytes() / 4};
+}
 
 void reduce_scatters(RankTests& tests) {
   for (const CollectiveForm form : forms_for(tests.n_ranks())) {
-    for (const std::int64_t n : sizes) {
+    for (const std::int64_t n : sizes(tests)) {
       RankLoop here(tests);
       Group group = here.everyone();
       AllReduce all(group, form, even_cuts(n, tests.n_ranks(), 1), 3, 0);
@@ -106,7 +109,7 @@ void reduce_scatters(RankTests& tests) {
 
 void all_reduces(RankTests& tests) {
   for (const CollectiveForm form : forms_for(tests.n_ranks())) {
-    for (const std::int64_t n : sizes) {
+    for (const std::int64_t n : sizes(tests)) {
       RankLoop here(tests, 1 << 20);
       Group group = here.everyone();
       AllReduce all(group, form, even_cuts(n, tests.n_ranks(), 4096), 3, 1);
@@ -219,7 +222,7 @@ void gather_of(RankTests& tests, std::int64_t n, int tag) {
 }
 
 void all_gathers(RankTests& tests) {
-  for (const std::int64_t n : sizes) gather_of<float>(tests, n, 20);
+  for (const std::int64_t n : sizes(tests)) gather_of<float>(tests, n, 20);
   for (const std::int64_t n : {0, 1, 10, 4097}) {
     gather_of<std::uint8_t>(tests, n, 21);
     gather_of<std::int64_t>(tests, n, 22);
@@ -228,7 +231,7 @@ void all_gathers(RankTests& tests) {
 
 void broadcasts(RankTests& tests) {
   for (int root = 0; root < tests.n_ranks(); ++root) {
-    for (const std::int64_t n : sizes) {
+    for (const std::int64_t n : sizes(tests)) {
       if (n > 2'000'000 && root > 0) continue;
       RankLoop here(tests, 1 << 20);
       Group group = here.everyone();
@@ -281,7 +284,7 @@ void sums_in_place(RankTests& tests) {
   const bool is_one_node = tests.session().n_nodes() == 1;
   tests.check(ranks_share_memory(tests.session()) == (tests.n_ranks() > 1 && is_one_node),
               "several ranks of this machine map each other's memory");
-  for (const std::int64_t n : sizes) {
+  for (const std::int64_t n : sizes(tests)) {
     RankLoop here(tests);
     Group group = here.everyone();
     InPlace all(group, n);
@@ -312,15 +315,17 @@ void groups_apart(RankTests& tests) {
 }  // namespace
 
 void test_collectives(RankTests& tests) {
-  tests.run("a reduce-scatter of 0 to 64 MB leaves the tree's sum with its owners",
+  const std::string sizes = fmt::format("0 to {} MiB", tests.largest_bytes() >> 20);
+  tests.run("a reduce-scatter of " + sizes + " leaves the tree's sum with its owners",
             reduce_scatters);
-  tests.run("an all-reduce of 0 to 64 MB in place has the tree's bits on every rank", all_reduces);
+  tests.run("an all-reduce of " + sizes + " in place has the tree's bits on every rank",
+            all_reduces);
   tests.run("pieces may be unequal or empty", unequal_pieces);
   tests.run("24 collectives in flight, started in any order, do not mix", many_in_flight);
   tests.run("1000 small all-reduces on one tag follow each other", repeated);
-  tests.run("an all-gather of 0 to 64 MB of any dtype brings every piece", all_gathers);
-  tests.run("a broadcast of 0 to 64 MB reaches every rank from every root", broadcasts);
-  tests.run("sums in place of 0 to 64 MB have the tree's bits on every rank", sums_in_place);
+  tests.run("an all-gather of " + sizes + " of any dtype brings every piece", all_gathers);
+  tests.run("a broadcast of " + sizes + " reaches every rank from every root", broadcasts);
+  tests.run("sums in place of " + sizes + " have the tree's bits on every rank", sums_in_place);
   tests.run("groups within the world reduce on their own", groups_apart);
 }
 

@@ -103,7 +103,7 @@ void exchange_all(RankTests& tests, const std::vector<std::int64_t>& sizes,
 void all_sizes(RankTests& tests) {
   exchange_all(tests, {0, 1, 2, 3, 5, 8, 31, 32, 33, 1023, 4064, 4095, 4096, 4097, 65535, 65537},
                std::int64_t{1} << 30);
-  exchange_all(tests, {1 << 20, (1 << 22) + 1, (64 << 20) - 3}, std::int64_t{1} << 30);
+  exchange_all(tests, {1 << 20, (1 << 22) + 1, tests.largest_bytes() - 3}, std::int64_t{1} << 30);
 }
 
 void pieces_of_one_mebibyte(RankTests& tests) {
@@ -165,7 +165,9 @@ void late_receives(RankTests& tests) {
 }  // namespace
 
 void test_point_to_point(RankTests& tests) {
-  tests.run("tensors of 0 bytes to 64 MB go from everyone to everyone", all_sizes);
+  tests.run(fmt::format("tensors of 0 bytes to {} MiB go from everyone to everyone",
+                        tests.largest_bytes() >> 20),
+            all_sizes);
   tests.run("a tensor above the piece limit arrives whole", pieces_of_one_mebibyte);
   tests.run("a tensor in hundreds of pieces arrives whole", pieces_of_few_bytes);
   tests.run("1000 messages on one tag keep their order", many_on_one_tag);

@@ -360,4 +360,17 @@ std::uint64_t n_delivery_seeds(std::uint64_t full, std::uint64_t usual) {
   return is_asked_for("LLM_TEST_FEW") ? std::min<std::uint64_t>(usual, 2) : usual;
 }
 
+GridCells::GridCells(std::string name, int step)
+    : name_(std::move(name)), step_(is_asked_for("LLM_TEST_FEW") ? step : 1) {}
+
+GridCells::~GridCells() {
+  std::printf("%s: %d of %d layouts\n", name_.c_str(), n_taken_, n_cells_);
+}
+
+bool GridCells::takes_next() {
+  const bool takes = n_cells_++ % step_ == 0;
+  n_taken_ += takes ? 1 : 0;
+  return takes;
+}
+
 }  // namespace llm

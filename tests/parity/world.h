@@ -156,4 +156,23 @@ bool full_counts();
 /// memory errors are looked for and each seed takes the same code.
 std::uint64_t n_delivery_seeds(std::uint64_t full, std::uint64_t usual);
 
+/// Which cells of a grid of layouts a test takes: each, and under LLM_TEST_FEW=1 every `step`-th.
+/// A step that is prime to the lengths of the inner loops takes each of their values in turn. At
+/// its end it prints how many cells of how many were taken.
+class GridCells {
+ public:
+  GridCells(std::string name, int step);
+  ~GridCells();
+  GridCells(const GridCells&) = delete;
+  GridCells& operator=(const GridCells&) = delete;
+  /// Whether the test takes the next cell.
+  bool takes_next();
+
+ private:
+  std::string name_;
+  int step_;
+  int n_cells_ = 0;
+  int n_taken_ = 0;
+};
+
 }  // namespace llm

@@ -46,6 +46,7 @@ Outcome run_validated(const Settings& settings, int n_asked_at_stop) {
 }  // namespace
 
 TEST_CASE("P2: every ZeRO stage has DDP's bits, whatever the buckets") {
+  GridCells cells("ZeRO", 5);
   for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
     for (const bool tied : {true, false}) {
       for (const int dp : {2, 3, 4}) {
@@ -56,6 +57,7 @@ TEST_CASE("P2: every ZeRO stage has DDP's bits, whatever the buckets") {
           for (const std::int64_t bucket_bytes : {4, 20000, 1 << 30}) {
             // The second stage's sums go where the first one's do.
             if (zero_stage == 2 && bucket_bytes != 20000 && !full_counts()) continue;
+            if (!cells.takes_next()) continue;
             INFO(name_of(compute) << (tied ? ", tied" : "") << ", dp " << dp << ", zero "
                                   << zero_stage << ", buckets of " << bucket_bytes);
             Settings settings = twelve_steps(model, dp, zero_stage);
@@ -69,6 +71,7 @@ TEST_CASE("P2: every ZeRO stage has DDP's bits, whatever the buckets") {
 }
 
 TEST_CASE("P2: units of any size, gathered ahead or not, kept or not, have DDP's bits") {
+  GridCells cells("units", 5);
   for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
     for (const bool tied : {true, false}) {
       const ModelConfig model = model_of(tied, compute);
@@ -82,6 +85,7 @@ TEST_CASE("P2: units of any size, gathered ahead or not, kept or not, have DDP's
           for (const int n_ahead : {0, 1, 3}) {
             for (const bool reshard : {true, false}) {
               if (dp != 3 && (n_ahead != 1 || !reshard) && !full_counts()) continue;
+              if (!cells.takes_next()) continue;
               INFO(name_of(compute)
                    << (tied ? ", tied" : "") << ", dp " << dp << ", units of " << min_parameters
                    << ", " << n_ahead << " ahead" << (reshard ? "" : ", kept"));
@@ -132,6 +136,7 @@ TEST_CASE("P1: the order of messages changes no bit under ZeRO") {
 }
 
 TEST_CASE("P2: ZeRO inside of a data-parallel pipeline has its bits") {
+  GridCells cells("ZeRO in pipelines", 5);
   for (const bool tied : {true, false}) {
     for (const ScheduleKind kind :
          {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble, ScheduleKind::zero_bubble_v}) {
@@ -143,6 +148,7 @@ TEST_CASE("P2: ZeRO inside of a data-parallel pipeline has its bits") {
       const Outcome expected = run_world(settings, 1, 20);
       for (const int zero_stage : {1, 2, 3}) {
         for (const std::int64_t min_parameters : {0, 1}) {
+          if (!cells.takes_next()) continue;
           INFO("zero " << zero_stage << (tied ? ", tied" : "") << ", units of " << min_parameters);
           settings.zero_stage = zero_stage;
           settings.unit_min_parameters = min_parameters;
@@ -233,6 +239,7 @@ TEST_CASE("validation and a stop under ZeRO see the weights of their step") {
 }
 
 TEST_CASE("units are gathered for validation in pipelines too, also by ranks with less of it") {
+  GridCells cells("units with validation in pipelines", 5);
   for (const bool tied : {true, false}) {
     for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble_v}) {
       Settings settings = twelve_steps(model_of(tied, Dtype::bf16), 3, 0);
@@ -248,6 +255,7 @@ TEST_CASE("units are gathered for validation in pipelines too, also by ranks wit
       settings.zero_stage = 3;
       for (const std::int64_t min_parameters : {0, 1}) {
         for (const int n_ahead : {0, 1, 4}) {
+          if (!cells.takes_next()) continue;
           INFO((tied ? "tied, " : "")
                << "units of " << min_parameters << ", " << n_ahead << " ahead");
           settings.unit_min_parameters = min_parameters;

@@ -1,11 +1,16 @@
 #include "tests/support/rank_tests.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 
 #include <fmt/format.h>
 
 namespace llm {
+
+std::int64_t RankTests::largest_bytes() const {
+  return std::int64_t{std::getenv("LLM_TEST_FEW") == nullptr ? 64 : 4} << 20;
+}
 
 void RankTests::run(const std::string& sentence, Body body) {
   sentence_ = sentence;

@@ -17,6 +17,9 @@ class RankTests {
   int rank() const { return session_.rank(); }
   int n_ranks() const { return session_.n_ranks(); }
 
+  /// Of the largest tensors: 64 MiB, and 4 under LLM_TEST_FEW=1, where memory errors are looked
+  /// for.
+  std::int64_t largest_bytes() const;
   /// Runs `body` on every rank; rank 0 prints the sentence and the number of checks of all ranks.
   void run(const std::string& sentence, Body body);
   void check(bool holds, const std::string& what);
